@@ -1,0 +1,139 @@
+"""What a block holds: codecs, layer groups, and the shape, dtype and bytes of each part.
+
+Pure arithmetic, so that sizes can be told without MLX and without a model.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+GROUP_TOKENS = 64  # the unit of quantization
+BLOCK_TOKENS = 256  # the unit of storage
+GROUPS_PER_BLOCK = BLOCK_TOKENS // GROUP_TOKENS
+
+Axis = Literal["token", "channel"]
+Dtype = Literal["I32", "U32", "BF16"]  # as safetensors writes them
+DTYPE_BYTES: dict[Dtype, int] = {"I32": 4, "U32": 4, "BF16": 2}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of a block or a tail."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How keys and values become codes: the axis along which 64 elements share a scale and a bias."""
+
+    name: str
+    bits: int  # 4 or 8
+    key_axis: Axis
+    value_axis: Axis
+
+    def words(self, elements: int) -> int:
+        """uint32 words that hold the codes of `elements` elements."""
+        return elements * self.bits // 32
+
+
+CODECS = {
+    codec.name: codec
+    for codec in (
+        Codec("q4-channel", 4, "token", "channel"),
+        Codec("q8-channel", 8, "token", "channel"),
+        Codec("q4-token", 4, "channel", "channel"),
+        Codec("q8-token", 8, "channel", "channel"),
+    )
+}
+DEFAULT_CODEC = "q4-channel"
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """The layers that share a kind, head counts and head dims: they are stored together."""
+
+    id: str  # "full-0", "window-1": the kind and the group's place in the model
+    kind: Literal["full", "window"]
+    layers: tuple[int, ...]  # places in the model's own list of caches
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None  # tokens that a query can see, itself included
+
+    def first_needed(self, position: int) -> int:
+        """The first token that a query at `position` can still see."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+
+def quantized_axis(axis: Axis, dim: int) -> Axis:
+    """The axis really used: a head dim that 64 does not divide is grouped along the tokens instead."""
+    return axis if dim % GROUP_TOKENS == 0 else "token"
+
+
+def _stored(name: str, axis: Axis, codec: Codec, layers: int, heads: int, tokens: int, dim: int) -> list[Part]:
+    """Codes, scales and biases of keys or values: the quantized axis comes last.
+
+    Along the tokens: packed [layers, heads, dim, words], scales and biases [layers, heads, dim, tokens / 64].
+    Along the channels: packed [layers, heads, tokens, words], scales and biases [layers, heads, tokens, dim / 64].
+    """
+    rows, length = (dim, tokens) if quantized_axis(axis, dim) == "token" else (tokens, dim)
+    lead = (layers, heads, rows)
+    scale = (*lead, length // GROUP_TOKENS)
+    return [
+        Part(f"{name}.packed", "U32", (*lead, codec.words(length))),
+        Part(f"{name}.scales", "BF16", scale),
+        Part(f"{name}.biases", "BF16", scale),
+    ]
+
+
+def quantized_parts(group: LayerGroup, codec: Codec, tokens: int = BLOCK_TOKENS) -> list[Part]:
+    """The quantized keys and values of `tokens` tokens (a multiple of 64) of one layer group."""
+    layers, heads = len(group.layers), group.kv_heads
+    keys = _stored("k", codec.key_axis, codec, layers, heads, tokens, group.key_dim)
+    values = _stored("v", codec.value_axis, codec, layers, heads, tokens, group.value_dim)
+    return keys + values
+
+
+def recent_parts(group: LayerGroup, tokens: int) -> list[Part]:
+    """The keys and values of up to 63 recent tokens, in bfloat16."""
+    lead = (len(group.layers), group.kv_heads, tokens)
+    return [
+        Part("recent.k", "BF16", (*lead, group.key_dim)),
+        Part("recent.v", "BF16", (*lead, group.value_dim)),
+    ]
+
+
+def block_parts(group: LayerGroup, codec: Codec) -> list[Part]:
+    """All parts of a block file, in file order: the token ids, then the quantized keys and values."""
+    return [Part("tokens", "I32", (BLOCK_TOKENS,)), *quantized_parts(group, codec)]
+
+
+def tail_parts(groups: tuple[LayerGroup, ...], codec: Codec, tokens: int) -> list[Part]:
+    """All parts of a tail file, in file order: for each layer group its whole groups of 64, then its recent tokens.
+
+    `tokens` is how many follow the last full block, 0 to 255. Names are led by the layer group's id.
+    """
+    whole, recent = tokens // GROUP_TOKENS * GROUP_TOKENS, tokens % GROUP_TOKENS
+    parts: list[Part] = []
+    for group in groups:
+        own = quantized_parts(group, codec, whole) if whole else []
+        own += recent_parts(group, recent) if recent else []
+        parts += [Part(f"{group.id}.{part.name}", part.dtype, part.shape) for part in own]
+    return parts
+
+
+def bytes_per_token(group: LayerGroup, codec: Codec) -> float:
+    """Bytes that one token of this layer group takes in a block, token ids left out."""
+    return sum(part.nbytes for part in quantized_parts(group, codec)) / BLOCK_TOKENS
+
+
+def fp16_bytes_per_token(group: LayerGroup) -> int:
+    """Bytes that one token of this layer group takes in float16."""
+    return 2 * len(group.layers) * group.kv_heads * (group.key_dim + group.value_dim)
