@@ -105,8 +105,7 @@ class Manifest:
     owed: tuple[int, ...]  # closing tokens that the last turn still owes: they are fed before what comes next
     stop: str | None  # stop, length or interrupted
     sampling: Sampling | None
-    complete: bool  # False: a prefill that was cut short
-    checkpoint: bool  # True: written on the way; what follows it takes over its `previous`
+    complete: bool  # False: a prefill that was cut short, or a state on its way; what follows it takes over `previous`
     created: str
     recomputed: bool = False
     format: int = FORMAT
@@ -168,3 +167,15 @@ def add_feed(feeds: tuple[tuple[int, int], ...], length: int) -> tuple[tuple[int
     if feeds and feeds[-1][0] == length:
         return (*feeds[:-1], (length, feeds[-1][1] + 1))
     return (*feeds, (length, 1))
+
+
+def cut_feeds(feeds: tuple[tuple[int, int], ...], position: int) -> tuple[tuple[int, int], ...]:
+    """The passes that reach `position`; the last one is shortened where it goes beyond."""
+    kept: tuple[tuple[int, int], ...] = ()
+    for length, count in feeds:
+        whole = min(count, position // length)
+        kept += ((length, whole),) if whole else ()
+        position -= length * whole
+        if whole < count:
+            return add_feed(kept, position) if position else kept
+    return kept

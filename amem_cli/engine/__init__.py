@@ -1,0 +1,5 @@
+"""The engine: the only code that imports MLX. A faster BLAS must be in the process before MLX is."""
+
+from amem_cli.engine.blas import preload
+
+preload()

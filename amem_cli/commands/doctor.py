@@ -1,0 +1,139 @@
+"""`amem doctor`: what this machine and this store are like, and what would be better. Writes nothing."""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from amem_cli import __version__
+from amem_cli.options import Call, command, new_app
+from amem_cli.output import human_size, local_time
+from kvstore.errors import AmemError
+
+app = new_app()
+
+_LITTLE_SPACE = 1_000_000_000  # bytes: a few long agents
+_TRY_MLX = "import amem_cli.engine, mlx.core as mx; print(mx.default_device().type.name, mx.sum(mx.ones(8)).item())"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: `fail` means that something will not work."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    hint: str | None = None
+
+
+@command(app)
+def doctor(call: Call) -> None:
+    """Check Python, MLX, the BLAS under it, the store and the models. Exit code 1 when something will not work."""
+    checks = [*_machine(), *_store(call), *_models(call)]
+    for check in checks:
+        call.out.line("check", **asdict(check))
+        call.out.print(f"{check.status:<5} {check.name:<7} {check.detail}")
+        if check.hint:
+            call.out.print(f"{'':<13} {check.hint}")
+    failed = sum(check.status == "fail" for check in checks)
+    warned = sum(check.status == "warn" for check in checks)
+    call.out.result(call.command, ok=not failed, checks=len(checks), warnings=warned, failures=failed)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _machine() -> Iterator[Check]:
+    yield Check("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield Check("amem", "ok", __version__)
+    yield _mlx()
+    yield _blas()
+
+
+def _mlx() -> Check:
+    """Try MLX in a process of its own: a build for another processor would end this one."""
+    try:
+        number = version("mlx")
+    except PackageNotFoundError:
+        return Check("mlx", "fail", "not installed", "pip install 'amem[cpu]', on a Mac: pip install amem")
+    tried = subprocess.run([sys.executable, "-c", _TRY_MLX], capture_output=True, text=True)
+    if tried.returncode == 0:
+        return Check("mlx", "ok", f"{number} on the {tried.stdout.split()[0]}")
+    said = tried.stderr.strip().splitlines()
+    why = said[-1] if said else f"it ended with {tried.returncode}"
+    return Check("mlx", "fail", f"{number} does not work: {why}", "pip install --force-reinstall 'amem[cpu]'")
+
+
+def _blas() -> Check:
+    from amem_cli.engine import blas
+
+    info = blas.preload()
+    advice = blas.advice(info)
+    detail = f"{info.name} ({info.library})" if info.library else info.name
+    return Check("blas", "warn" if advice else "ok", detail, advice)
+
+
+def _store(call: Call) -> Iterator[Check]:
+    if not call.layout.format.exists():
+        yield Check("store", "warn", f"there is none at {call.root}", "the first `amem prefill` makes it")
+        return
+    try:
+        agents = len(call.open_store().agents())
+    except AmemError as error:
+        yield Check("store", "fail", error.message, error.hint)
+        return
+    yield Check("store", "ok", f"{call.root}, {agents} agents")
+    if not os.access(call.root, os.W_OK):
+        yield Check("store", "warn", f"{call.root} can be read only", "what writes will fail")
+    free = shutil.disk_usage(call.root).free
+    low = "make room, or see `amem inspect` for what takes it" if free < _LITTLE_SPACE else None
+    yield Check("disk", "warn" if low else "ok", f"{human_size(free)} free", low)
+    mode = stat.S_IMODE(call.root.stat().st_mode)
+    if mode & 0o077:
+        hint = f"chmod 700 {call.root}: it holds what was said to agents"
+        yield Check("store", "warn", f"others may look into {call.root} ({mode:04o})", hint)
+    yield from map(_held, _holders(call.layout.locks))
+
+
+def _holders(locks: Path) -> Iterator[dict[str, str]]:
+    """What the processes that hold an agent or the store right now wrote into its lock."""
+    for path in sorted(locks.iterdir()):
+        with path.open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                try:
+                    yield json.loads(lock.read())
+                except ValueError:  # it is being written
+                    continue
+
+
+def _held(holder: dict[str, str]) -> Check:
+    since = local_time(holder["since"])
+    return Check("busy", "ok", f"process {holder['pid']} ({holder['command']}) holds a lock since {since}")
+
+
+def _models(call: Call) -> Iterator[Check]:
+    from amem_cli.engine import registry
+
+    try:
+        entries = registry.entries(call.layout)
+    except AmemError as error:
+        yield Check("models", "fail", error.message, error.hint)
+        return
+    if not entries:
+        yield Check("models", "warn", "none is registered", "amem model add NAME SOURCE")
+    for entry in entries:
+        lost = entry.kind in ("folder", "gguf") and not Path(entry.source).exists()
+        hint = f"put its files back, or `amem model rm {entry.name}`" if lost else None
+        yield Check("model", "warn" if lost else "ok", f"{entry.name}: {entry.source}", hint)

@@ -1,0 +1,70 @@
+"""Keys and values to codes and back.
+
+A group of 64 elements shares one scale and one bias (affine, as `mx.quantize` does it). Keys are grouped along the
+tokens, per channel: keys have outlier channels, and 64 tokens of one channel span a small range where 64 channels
+of one token do not. The quantized axis always comes last, so a block feeds `mx.quantized_matmul` as it is stored.
+"""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from kvstore.shapes import GROUP_TOKENS, Axis, Codec, LayerGroup, quantized_axis
+
+
+class Quantized(NamedTuple):
+    """Codes of keys or values, quantized along the last axis.
+
+    packed uint32 [..., rows, words]; scales and biases bfloat16 [..., rows, groups].
+    Rows are channels and the last axis is tokens where `axis` is "token", and the other way round otherwise.
+    """
+
+    packed: mx.array
+    scales: mx.array
+    biases: mx.array
+
+
+class Axes(NamedTuple):
+    """The axes along which a layer group's keys and values are really quantized."""
+
+    keys: Axis
+    values: Axis
+
+
+def axes_of(group: LayerGroup, codec: Codec) -> Axes:
+    """The codec's axes, with those head dims that 64 does not divide grouped along the tokens."""
+    return Axes(quantized_axis(codec.key_axis, group.key_dim), quantized_axis(codec.value_axis, group.value_dim))
+
+
+def quantize(x: mx.array, axis: Axis, bits: int) -> Quantized:
+    """Quantize x, bfloat16 [..., tokens, dim] with tokens a multiple of 64."""
+    rows = x.swapaxes(-1, -2) if axis == "token" else x
+    return Quantized(*mx.quantize(rows, group_size=GROUP_TOKENS, bits=bits))
+
+
+def dequantize(q: Quantized, axis: Axis, bits: int, dtype: mx.Dtype) -> mx.array:
+    """The keys or values [..., tokens, dim] that the codes stand for, computed and returned in `dtype`."""
+    x = mx.dequantize(q.packed, q.scales.astype(dtype), q.biases.astype(dtype), group_size=GROUP_TOKENS, bits=bits)
+    return x.swapaxes(-1, -2) if axis == "token" else x
+
+
+def scores(queries: mx.array, keys: Quantized, axis: Axis, bits: int) -> mx.array:
+    """queries [..., rows, dim] times quantized keys, transposed: [..., rows, tokens]."""
+    return _matmul(queries, keys, transpose=axis == "channel", bits=bits)
+
+
+def weighted(weights: mx.array, values: Quantized, axis: Axis, bits: int) -> mx.array:
+    """weights [..., rows, tokens] times quantized values: [..., rows, dim]."""
+    return _matmul(weights, values, transpose=axis == "token", bits=bits)
+
+
+def _matmul(x: mx.array, w: Quantized, transpose: bool, bits: int) -> mx.array:
+    return mx.quantized_matmul(
+        x,
+        w.packed,
+        w.scales.astype(x.dtype),
+        w.biases.astype(x.dtype),
+        transpose=transpose,
+        group_size=GROUP_TOKENS,
+        bits=bits,
+    )

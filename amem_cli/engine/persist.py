@@ -1,0 +1,183 @@
+"""Between an agent's cache and the store: blocks and tails are read straight into the cache's memory, and written
+straight out of it.
+
+Reading runs on a few threads: `preadv` and the checksum release the GIL, and no MLX call is made there.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from amem_cli.engine.cache import AgentCache, GroupCache
+from kvstore.block import BlockHeader, TailHeader
+from kvstore.errors import DamageError
+from kvstore.manifest import PAGE_TOKENS, BlockRow, FileRow, Manifest, ModelIdentity, Page
+from kvstore.prefix import prefix_chain
+from kvstore.refs import Domain
+from kvstore.shapes import (
+    BLOCK_TOKENS,
+    GROUP_TOKENS,
+    Codec,
+    LayerGroup,
+    block_parts,
+    tail_parts,
+)
+from kvstore.store import Store
+from kvstore.transaction import Transaction
+
+Tokens = npt.NDArray[np.int32]
+Rows = dict[tuple[str, int], BlockRow]  # (layer group's id, block's number) → what is on disk
+
+_READERS = min(4, os.cpu_count() or 1)
+
+
+def rows_of(rows: Iterable[BlockRow]) -> Rows:
+    """Rows by layer group and block number."""
+    return {(row.group, row.position // BLOCK_TOKENS): row for row in rows}
+
+
+def needed_blocks(group: LayerGroup, position: int) -> range:
+    """The full blocks that an agent at `position` needs of a layer group."""
+    return range(group.first_needed(position) // BLOCK_TOKENS, position // BLOCK_TOKENS)
+
+
+def prefix_keys(domain: Domain, model: ModelIdentity, codec: Codec, group: LayerGroup, tokens: Tokens) -> list[str]:
+    """The prefix keys of all full blocks of `tokens` in one layer group."""
+    return list(prefix_chain(domain.salt, model.fingerprint, codec.name, group.id, tokens))
+
+
+def load(store: Store, manifest: Manifest, cache: AgentCache, tokens: Tokens, position: int | None = None) -> Rows:
+    """Bring an empty cache to `position`, by default to where the manifest stands; return the rows of its full blocks.
+
+    A position before that must be a multiple of 64, and only full-attention layers can be brought there.
+    Raises DamageError and IsolationError; the cache is to be thrown away then.
+    """
+    at = manifest.cached if position is None else position
+    known = rows_of(store.blocks(manifest))
+    wanted = {key: row for key, row in known.items() if row.position < at}
+    load_blocks(store, manifest.domain, wanted.values(), cache, tokens)
+    if at % BLOCK_TOKENS and any((g.group.id, at // BLOCK_TOKENS) not in wanted for g in cache.groups):
+        _load_tail(store, manifest, cache, at)
+    cache.offset = at
+    return {key: row for key, row in wanted.items() if row.position + BLOCK_TOKENS <= at}
+
+
+def load_blocks(store: Store, domain: str, rows: Iterable[BlockRow], cache: AgentCache, tokens: Tokens) -> None:
+    """Read blocks into their slots, several at a time. Raises DamageError and IsolationError."""
+    groups = {group.group.id: group for group in cache.groups}
+    # slots are found, and slabs made, on the thread that owns MLX
+    jobs = [(row, groups[row.group], groups[row.group].block(row.position // BLOCK_TOKENS)) for row in rows]
+
+    def read(job: tuple[BlockRow, GroupCache, Sequence[npt.NDArray[np.uint32] | npt.NDArray[np.uint16]]]) -> None:
+        row, group, slot = job
+        ids = np.empty(BLOCK_TOKENS, np.int32)
+        buffers = [array.data for array in (ids, *slot)]
+        store.read_block(domain, row, block_parts(group.group, group.codec), buffers)
+        if not np.array_equal(ids, tokens[row.position : row.position + BLOCK_TOKENS]):
+            raise DamageError(
+                f"block sha256:{row.sha256} holds other tokens than its agent", "run `amem verify` to see whom it hurts"
+            )
+
+    if len(jobs) < 2:
+        for job in jobs:
+            read(job)
+        return
+    with ThreadPoolExecutor(_READERS) as pool:
+        for _ in pool.map(read, jobs):
+            pass
+
+
+def _load_tail(store: Store, manifest: Manifest, cache: AgentCache, position: int) -> None:
+    """Take from the tail what an agent at `position` has beyond its full blocks."""
+    stored = manifest.cached % BLOCK_TOKENS
+    if position != manifest.cached and position % GROUP_TOKENS:
+        raise ValueError(f"a tail cannot be cut at {position}")
+    parts = tail_parts(manifest.groups, manifest.codec, stored)
+    arrays = [np.empty(part.shape, np.uint32 if part.dtype == "U32" else np.uint16) for part in parts]
+    store.read_tail(manifest, parts, [array.data for array in arrays])
+    left = iter(arrays)
+    for group in cache.groups:
+        for target in _tail_arrays(group, position // BLOCK_TOKENS, stored):
+            target[...] = next(left)
+
+
+def _tail_arrays(group: GroupCache, block: int, tokens: int) -> list[npt.NDArray[np.uint32] | npt.NDArray[np.uint16]]:
+    """The host's views of what `tail_parts` names for one layer group, in the same order."""
+    whole, recent = divmod(tokens, GROUP_TOKENS)
+    return [*(group.groups(block, 0, whole) if whole else []), *(group.recent(recent) if recent else [])]
+
+
+def save_blocks(
+    txn: Transaction, domain: Domain, model: ModelIdentity, cache: AgentCache, tokens: Tokens, known: Rows
+) -> Rows:
+    """Write the full blocks that an agent needs at its position and that are not on disk; return the rows of all."""
+    rows: Rows = {}
+    for group in cache.groups:
+        needed = needed_blocks(group.group, cache.offset)
+        missing = [block for block in needed if (group.group.id, block) not in known]
+        rows |= {(group.group.id, b): known[group.group.id, b] for b in needed if (group.group.id, b) in known}
+        keys = prefix_keys(domain, model, cache.codec, group.group, tokens) if missing else []
+        for block in missing:
+            header = BlockHeader(
+                domain=domain.id,
+                model=model.fingerprint,
+                codec=cache.codec.name,
+                group=group.group.id,
+                position=block * BLOCK_TOKENS,
+                prefix_key=keys[block],
+                parent_key=keys[block - 1] if block else "",
+            )
+            ids = tokens[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS]
+            buffers = [array.data for array in (np.ascontiguousarray(ids), *group.block(block))]
+            rows[group.group.id, block] = txn.put_block(header, buffers, block_parts(group.group, group.codec))
+    return rows
+
+
+def save_tail(txn: Transaction, domain: Domain, model: ModelIdentity, cache: AgentCache) -> FileRow | None:
+    """Write what follows the last full block; None where nothing does."""
+    block, tokens = divmod(cache.offset, BLOCK_TOKENS)
+    if not tokens:
+        return None
+    parts = tail_parts(tuple(group.group for group in cache.groups), cache.codec, tokens)
+    views = [array for group in cache.groups for array in _tail_arrays(group, block, tokens)]
+    header = TailHeader(
+        domain=domain.id,
+        salt=domain.salt,
+        codec=cache.codec.name,
+        model=model.fingerprint,
+        position=block * BLOCK_TOKENS,
+        tokens=tokens,
+    )
+    return txn.put_tail(header, [np.ascontiguousarray(view).data for view in views], parts)
+
+
+def closed_pages(manifest: Manifest, position: int) -> tuple[FileRow, ...]:
+    """The pages that a state which goes on from `position` shares with `manifest`."""
+    return manifest.pages[: min(position, manifest.cached) // PAGE_TOKENS]
+
+
+def save_pages(
+    txn: Transaction, domain: Domain, cache: AgentCache, tokens: Tokens, rows: Rows, closed: tuple[FileRow, ...]
+) -> tuple[FileRow, ...]:
+    """Write the pages behind the closed ones, which are on disk; return them all."""
+    full = [group.group.id for group in cache.groups if group.group.window is None]
+    pages = list(closed)
+    for start in range(len(closed) * PAGE_TOKENS, len(tokens), PAGE_TOKENS):
+        end = min(start + PAGE_TOKENS, len(tokens))
+        blocks = range(start // BLOCK_TOKENS, min(end, cache.offset) // BLOCK_TOKENS)
+        listed = tuple(rows[group, block] for block in blocks for group in full)
+        pages.append(txn.put_page(Page(start, tuple(map(int, tokens[start:end])), listed, domain.salt)))
+    return tuple(pages)
+
+
+def window_rows(cache: AgentCache, rows: Rows) -> tuple[BlockRow, ...]:
+    """The rows of the window blocks that an agent needs at its position."""
+    return tuple(
+        rows[group.group.id, block]
+        for group in cache.groups
+        if group.group.window is not None
+        for block in needed_blocks(group.group, cache.offset)
+    )

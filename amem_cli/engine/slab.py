@@ -1,0 +1,107 @@
+"""Memory for blocks: slabs that are allocated once, never grow, and are used again.
+
+A slab holds a few blocks of one layer group, block-major, so that a block on disk is one contiguous slot of each
+part. Only host writes change a slab, through its NumPy views, and only after the pass that read it is evaluated: a
+slice write by MLX would copy the whole buffer while anything still holds it and leave the view stale. bfloat16 has
+no NumPy type, so those parts are allocated as uint16 and seen by MLX through a view of the same memory.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from amem_cli.engine.codec import Quantized
+from kvstore.shapes import Codec, LayerGroup, Part, quantized_parts
+
+SLAB_BYTES = 64 << 20
+MAX_BLOCKS = 16
+
+HostArray = npt.NDArray[np.uint32] | npt.NDArray[np.uint16]
+
+
+def host_view(array: mx.array) -> HostArray:
+    """A writable NumPy view of an evaluated uint16 or uint32 array; the memory is shared."""
+    view: HostArray = np.array(array, copy=False)
+    return view
+
+
+class Buffer:
+    """One array that MLX reads and the host writes."""
+
+    def __init__(self, part: Part, lead: tuple[int, ...] = ()) -> None:
+        storage = mx.zeros((*lead, *part.shape), dtype=mx.uint32 if part.dtype == "U32" else mx.uint16)
+        self.array = storage.view(mx.bfloat16) if part.dtype == "BF16" else storage
+        mx.eval(storage, self.array)
+        self.host = host_view(storage)
+
+
+class Slab:
+    """`blocks` blocks of one layer group: for each part of a block a buffer [blocks, *part's shape]."""
+
+    def __init__(self, group: LayerGroup, codec: Codec, blocks: int) -> None:
+        self.blocks = blocks
+        self.buffers = {part.name: Buffer(part, (blocks,)) for part in quantized_parts(group, codec)}
+
+    def keys(self, slots: slice, layer: int) -> Quantized:
+        """The keys of one layer in some slots: [slots, heads, rows, ...]."""
+        return self._read("k", slots, layer)
+
+    def values(self, slots: slice, layer: int) -> Quantized:
+        """The values of one layer in some slots: [slots, heads, rows, ...]."""
+        return self._read("v", slots, layer)
+
+    def _read(self, name: str, slots: slice, layer: int) -> Quantized:
+        names = (f"{name}.packed", f"{name}.scales", f"{name}.biases")
+        return Quantized(*(self.buffers[n].array[slots, layer] for n in names))
+
+    def slot(self, index: int) -> list[HostArray]:
+        """The host's views of one block, a contiguous array for each part, in file order."""
+        return [buffer.host[index] for buffer in self.buffers.values()]
+
+    def clear(self) -> None:
+        """Wipe it, so that the next user of this memory cannot see what the last one held."""
+        for buffer in self.buffers.values():
+            buffer.host.fill(0)
+
+
+def slab_blocks(group: LayerGroup, codec: Codec) -> int:
+    """How many blocks a slab of this layer group has.
+
+    A function of the shapes alone, since the order in which blocks enter the graph follows from it. For a window it
+    is the number of blocks that the window can touch, and the slab is used as a ring.
+    """
+    if group.window is not None:
+        return ring_blocks(group.window)
+    nbytes = sum(part.nbytes for part in quantized_parts(group, codec))
+    blocks = MAX_BLOCKS
+    while blocks > 1 and blocks * nbytes > SLAB_BYTES:
+        blocks //= 2
+    return blocks
+
+
+def ring_blocks(window: int, block: int = 256) -> int:
+    """Blocks that hold the `window` - 1 tokens before any token of a block, and that block itself."""
+    return -(-(window - 1) // block) + 1
+
+
+@dataclass
+class SlabPool:
+    """Slabs that are not in use, by shape. Memory that was touched before is filled several times as fast."""
+
+    _free: dict[tuple[LayerGroup, Codec], list[Slab]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, group: LayerGroup, codec: Codec) -> Slab:
+        """A slab of zeros for this layer group, pooled or new."""
+        free = self._free[group, codec]
+        if not free:
+            return Slab(group, codec, slab_blocks(group, codec))
+        slab = free.pop()
+        slab.clear()
+        return slab
+
+    def give(self, group: LayerGroup, codec: Codec, slab: Slab) -> None:
+        """Put back a slab whose last reader is evaluated."""
+        self._free[group, codec].append(slab)

@@ -1,0 +1,187 @@
+"""The command `amem`: a static table of commands, and the one place that turns an error into words and a number.
+
+Only the module of the command that was asked for is imported: `amem --help` and `amem inspect` load neither MLX nor
+transformers.
+"""
+
+import errno
+import inspect
+import os
+import sys
+import traceback
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from platformdirs import user_log_path
+from typer._click.core import Command, Context, Parameter  # Typer has no public names for what it takes over from click
+from typer._click.exceptions import ClickException
+from typer._click.exceptions import UsageError as ClickUsageError
+from typer._coercion import PassThroughRuntimeParam
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.main import get_command
+
+from amem_cli import __version__, config, options, signals
+from amem_cli.output import Output
+from kvstore.errors import AmemError, NoSpaceError, UsageError
+
+# name → what `amem --help` says. A command's module is amem_cli.commands.NAME, and has the Typer app `app`.
+COMMANDS = {
+    "prefill": "Build an agent's cache from text.",
+    "chat": "Say something to an agent; its answer is streamed.",
+    "snapshot": "Name a state of an agent.",
+    "restore": "Move an agent's head to a state.",
+    "fork": "Continue a state under another name.",
+    "inspect": "Show what is stored.",
+    "model": "Register models.",
+    "doctor": "Check the machine and the store.",
+}
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+class _LazyGroup(TyperGroup):
+    """Lists the commands from the table, and imports the one that is run."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: TyperCommand(name=name, help=text) for name, text in COMMANDS.items()}
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        _light(self.get_params(ctx))
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and command is not None:
+            command = get_command(import_module(f"amem_cli.commands.{name}").app)
+            _light(command.get_params(ctx))
+        return name, command, rest
+
+
+def _light(parameters: list[Parameter]) -> None:
+    """Take text as it is: Typer would import pydantic for that, which costs more than all of `amem --help`."""
+    for parameter in parameters:
+        if not isinstance(parameter, TyperArgument | TyperOption):
+            continue
+        if parameter.type_descriptor.annotation is str or parameter.name == "help":
+            parameter._runtime_param = PassThroughRuntimeParam(parameter.type_descriptor.parameter_info, str)
+
+
+def _root(ctx: typer.Context, version: bool, **_shared: Any) -> None:
+    if version:
+        Output(json=ctx.params["json"]).result("version", f"amem {__version__}", version=__version__)
+    elif ctx.invoked_subcommand is None:
+        raise UsageError("no command was given", "`amem --help` lists them")
+
+
+def _app() -> typer.Typer:
+    help_text = "Keep LLM agents' memory below the prompt: KV caches on disk, resumed in one forward pass."
+    app = typer.Typer(cls=_LazyGroup, add_completion=False, rich_markup_mode=None)
+    show = Annotated[bool, typer.Option("--version", help="Show the version and end.", allow_from_autoenv=False)]
+    parameters = [
+        inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
+        *options.shared_parameters(environment=True),
+        inspect.Parameter("version", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=show),
+    ]
+    options.declare(_root, parameters)
+    app.callback(
+        invoke_without_command=True, help=help_text, context_settings={"auto_envvar_prefix": options.ENV_PREFIX}
+    )(_root)
+    return app
+
+
+def _dispatch(arguments: list[str], configured: dict[str, Any]) -> int:
+    """Run the command line. Returns the exit code; raises what went wrong."""
+    group = get_command(_app())
+    defaults = config.default_map(configured, COMMANDS)
+    try:
+        with group.make_context("amem", [*arguments], default_map=defaults) as ctx:
+            group.invoke(ctx)
+        sys.stdout.flush()
+    except typer.Exit as done:
+        return done.exit_code
+    except ClickException as error:
+        raise _usage_error(error) from error
+    return 0
+
+
+def run() -> NoReturn:
+    """The entry point of `amem`: ends the process with the exit code, or by the signal, that says what happened."""
+    arguments = sys.argv[1:]
+    _prepare_streams()
+    configured: dict[str, Any] = {}
+    try:
+        configured = config.read_config()
+        code = _dispatch(arguments, configured)
+    except KeyboardInterrupt:
+        signals.die(signals.INTERRUPT)
+    except BrokenPipeError:
+        signals.die(signals.CLOSED)
+    except Exception as caught:
+        code = _fail(caught, json=config.wants_json(arguments, configured), verbose=config.wants_traceback(arguments))
+    sys.exit(code)
+
+
+def _fail(caught: Exception, *, json: bool, verbose: bool) -> int:
+    error = _expected(caught)
+    if error is None:
+        if verbose:
+            traceback.print_exception(caught)
+        error = AmemError(f"this is a bug: {type(caught).__name__}", f"the report is in {_log(caught)}")
+    try:
+        Output(json=json).error(error)
+    except BrokenPipeError:
+        signals.die(signals.CLOSED)
+    return error.exit_code
+
+
+def _expected(caught: Exception) -> AmemError | None:
+    """The failure as a user is to read it, or None for a bug."""
+    if isinstance(caught, AmemError):
+        return caught
+    if isinstance(caught, MemoryError):
+        return NoSpaceError("there is not enough memory", "use a smaller model, or end other programs")
+    if isinstance(caught, OSError) and caught.strerror:
+        what = f"{caught.filename}: {caught.strerror}" if caught.filename else caught.strerror
+        if caught.errno in _NO_SPACE:
+            return NoSpaceError(what, "make room on that disk, and do it again")
+        return AmemError(what)
+    return None
+
+
+def _usage_error(error: ClickException) -> UsageError:
+    ctx = error.ctx if isinstance(error, ClickUsageError) else None
+    path = ctx.command_path if ctx else "amem"
+    return UsageError(error.format_message().rstrip("."), f"`{path} --help` shows how it is used")
+
+
+def _log(caught: Exception) -> Path | str:
+    """Write where it happened into a file, and return its path. Messages and locals could hold a prompt: neither."""
+    from kvstore import files
+
+    folder = user_log_path("amem")
+    path = folder / f"bug-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.txt"
+    command = next((argument for argument in sys.argv[1:] if argument in COMMANDS), "")
+    report = [f"amem {command}: {type(caught).__qualname__}\n"]
+    report += traceback.format_tb(caught.__traceback__)
+    try:
+        files.make_dirs(folder)
+        files.write_new(path, ["".join(report).encode()])
+    except (OSError, AmemError):
+        return "no file, since none could be written; -v shows the traceback"
+    return path
+
+
+def _prepare_streams() -> None:
+    """Answers are UTF-8 whatever the locale says; a process begun without streams says so, or stays silent."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stdout is None:
+        sys.stderr.write("amem: standard output is closed\n")
+        sys.exit(1)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]

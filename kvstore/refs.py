@@ -1,0 +1,155 @@
+"""Refs and domains: the few files that change, and the only ones that hold names.
+
+A ref names a manifest by its digest. It moves only under the journal lock, after its intent stands in the journal.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from kvstore import files
+from kvstore.documents import dump, load
+from kvstore.errors import AmemError, DamageError
+from kvstore.journal import Actor, Entry, JournalWriter, writing
+from kvstore.layout import Layout
+
+SNAPSHOT = "snapshot"  # the op of a snapshot's journal line
+
+
+@dataclass(frozen=True)
+class Domain:
+    """An isolation boundary. `salt` is random and dies with the domain; `name` is None in one made for one agent."""
+
+    id: str
+    name: str | None
+    salt: str
+    created: str
+
+
+@dataclass(frozen=True)
+class AgentRef:
+    """An agent's head: the digest of its last committed manifest."""
+
+    name: str
+    id: str
+    domain: str
+    manifest: str
+    created: str
+    updated: str
+
+
+@dataclass(frozen=True)
+class SnapshotRef:
+    """A named state of an agent. `created` is the time of its journal line."""
+
+    agent: str
+    name: str
+    agent_id: str
+    domain: str
+    manifest: str
+    note: str | None
+    created: str
+
+
+Document = TypeVar("Document", Domain, AgentRef, SnapshotRef)
+
+
+def encode(document: Domain | AgentRef | SnapshotRef) -> bytes:
+    return dump({**asdict(document), "format": 1})
+
+
+def _read(path: Path, kind: type[Document]) -> Document | None:
+    """The document at `path`, None where there is none. Raises DamageError."""
+    try:
+        values = load(files.read(path))
+    except FileNotFoundError:
+        return None
+    if values is None or values.pop("format", None) != 1 or set(values) != set(kind.__dataclass_fields__):
+        raise DamageError(f"{path} is altered or cut short", "run `amem verify` to see what it hurts")
+    return kind(**values)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The refs in a folder, by name; none where the folder is missing."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except FileNotFoundError:
+        return []
+
+
+def _read_all(paths: list[Path], kind: type[Document]) -> list[Document]:
+    return [document for path in paths if (document := _read(path, kind))]
+
+
+def read_domain(layout: Layout, domain_id: str) -> Domain | None:
+    return _read(layout.domain_file(domain_id), Domain)
+
+
+def read_domains(layout: Layout) -> list[Domain]:
+    return _read_all([layout.domain_file(path.name) for path in _files(layout.domains)], Domain)
+
+
+def read_agent(layout: Layout, name: str) -> AgentRef | None:
+    """The agent whose name is `name` but for its case."""
+    return _read(layout.agent_ref(name), AgentRef)
+
+
+def read_agents(layout: Layout) -> list[AgentRef]:
+    return _read_all(_files(layout.agent_refs), AgentRef)
+
+
+def read_snapshot(layout: Layout, agent: str, name: str) -> SnapshotRef | None:
+    """The snapshot whose name is `name` but for its case."""
+    return _read(layout.snapshot_ref(agent, name), SnapshotRef)
+
+
+def read_snapshots(layout: Layout, agent: str) -> list[SnapshotRef]:
+    return _read_all(_files(layout.snapshot_folder(agent)), SnapshotRef)
+
+
+def moving(layout: Layout, actor: Actor) -> AbstractContextManager[JournalWriter]:
+    """Hold the right to move refs: compare, append the intent, then `put`."""
+    return writing(layout, actor, lambda entry: _followed(layout, entry))
+
+
+def put(layout: Layout, ref: AgentRef | SnapshotRef) -> None:
+    """Move a ref, or make it. Only within `moving`."""
+    if isinstance(ref, AgentRef):
+        path = layout.agent_ref(ref.name)
+    else:
+        path = layout.snapshot_ref(ref.agent, ref.name)
+        files.make_dirs(path.parent)
+    files.publish(path, encode(ref), layout.staged_ref)
+
+
+def put_domain(layout: Layout, domain: Domain, temporary: Path) -> None:
+    """Write a domain to disk unless it stands there: one made for an agent does so with the agent's first commit."""
+    path = layout.domain_file(domain.id)
+    if not path.is_file():
+        for folder in layout.domain_folders(domain.id):
+            files.make_dirs(folder)
+        files.publish(path, encode(domain), temporary)
+
+
+def _newest_first(paths: Iterable[Path], kind: type[Document]) -> Iterator[Document]:
+    """The readable documents among `paths`: another agent's damaged ref must not stop this one's commit."""
+    for path in sorted(paths, key=lambda path: os.lstat(path).st_mtime_ns, reverse=True):
+        try:
+            document = _read(path, kind)
+        except AmemError:
+            continue
+        if document:
+            yield document
+
+
+def _followed(layout: Layout, entry: Entry) -> bool:
+    """Whether a ref moved as the journal's last entry says. It is the one that moved last, so it is found at once."""
+    wanted = (entry.change.agent_id, entry.change.after, entry.time)
+    if entry.change.op == SNAPSHOT:
+        snapshots = _newest_first(layout.snapshot_refs.glob("*/*"), SnapshotRef)
+        return any((ref.agent_id, ref.manifest, ref.created) == wanted for ref in snapshots)
+    agents = _newest_first(layout.agent_refs.iterdir(), AgentRef)
+    return any((ref.id, ref.manifest, ref.updated) == wanted for ref in agents)

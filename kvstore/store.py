@@ -1,0 +1,128 @@
+"""The store: open it, hold an agent, begin a transaction."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvstore import files, refs
+from kvstore.documents import dump, load, timestamp
+from kvstore.errors import ConflictError, DamageError, NoStoreError
+from kvstore.history import State, resolve
+from kvstore.journal import Actor
+from kvstore.layout import Layout
+from kvstore.locks import INTERNAL_WAIT, Lock
+from kvstore.naming import Ref, check_name, file_name, new_id
+from kvstore.reader import Reader
+from kvstore.refs import Domain
+from kvstore.transaction import AgentHold, Transaction
+
+FORMAT = 1
+BALLAST = 1 << 16  # bytes: what gc and the journal need on a full disk
+
+
+class Store(Reader):
+    """One store, opened by `open` or `open_or_create`. Reading it writes nothing and takes no lock."""
+
+    def __init__(self, layout: Layout, store_id: str, actor: Actor) -> None:
+        super().__init__(layout)
+        self.id = store_id
+        self.actor = actor
+
+    @classmethod
+    def open(cls, root: Path, actor: Actor) -> "Store":
+        """The store at `root`.
+
+        Raises NoStoreError where there is none, where format.json is unreadable, and where another version wrote it.
+        """
+        layout = Layout(root)
+        return cls(layout, _read_format(layout), actor)
+
+    @classmethod
+    def open_or_create(cls, root: Path, actor: Actor) -> "Store":
+        """The store at `root`, made if need be; several processes may do so at once.
+
+        Raises NoStoreError as `open` does, and for a folder that holds something else.
+        """
+        layout = Layout(root)
+        if not layout.format.exists():
+            _create(layout, actor)
+        return cls.open(root, actor)
+
+    def create_domain(self, name: str | None = None) -> Domain:
+        """A domain for `Store.transaction`. Without a name a new one, which the first commit writes to disk.
+
+        With a name: the domain of that name, made on disk if need be. Without agents it is garbage.
+        Raises UsageError, ConflictError where a name differs by its case only.
+        """
+        if name is None:
+            return Domain(new_id(), None, secrets.token_hex(32), timestamp())
+        check_name("domain", name)
+        with Lock(self.layout.lock("domains"), "the list of domains", self.actor.via).acquire(False, INTERNAL_WAIT):
+            for domain in self.domains():
+                if domain.name == name:
+                    return domain
+                if domain.name and file_name(domain.name) == file_name(name):
+                    raise ConflictError(f"there is a domain {domain.name}", "names must differ by more than their case")
+            domain = Domain(new_id(), name, secrets.token_hex(32), timestamp())
+            refs.put_domain(self.layout, domain, self.layout.staging / "domain")
+            return domain
+
+    def resolve(self, ref: Ref) -> State:
+        """The state that `ref` names. Raises NotFoundError, UsageError for an ambiguous digest, DamageError."""
+        return resolve(self, ref)
+
+    @contextmanager
+    def hold(self, agent_name: str, wait: float) -> Iterator[AgentHold]:
+        """Hold an agent, or a name that has none yet, for a turn.
+
+        Raises UsageError, BusyError after `wait` seconds, ConflictError where a name differs by its case only.
+        """
+        check_name("agent", agent_name)
+        path = self.layout.agent_lock(agent_name)
+        with Lock(path, f"agent {agent_name}", self.actor.via).acquire(shared=False, wait=wait) as lock:
+            agent = refs.read_agent(self.layout, agent_name)
+            if agent and agent.name != agent_name:
+                raise ConflictError(f"there is an agent {agent.name}", "names must differ by more than their case")
+            yield AgentHold(agent_name, agent, lock)
+
+    def transaction(self, domain: Domain) -> Transaction:
+        """A transaction in `domain`, to be used as a context manager."""
+        return Transaction(self.layout, self.actor, domain)
+
+
+def _read_format(layout: Layout) -> str:
+    """The store's id."""
+    try:
+        values = load(files.read(layout.format))
+    except (FileNotFoundError, DamageError) as error:
+        raise NoStoreError(f"there is no store at {layout.root}", "`amem prefill` makes one") from error
+    if values is None or not isinstance(values.get("id"), str):
+        raise NoStoreError(f"{layout.format} is unreadable", "restore it from a copy of the store")
+    if values.get("format") != FORMAT or values.get("features"):
+        raise NoStoreError(
+            f"the store at {layout.root} was written by another version", "use the version that wrote it"
+        )
+    return str(values["id"])
+
+
+def _create(layout: Layout, actor: Actor) -> None:
+    known = {path.relative_to(layout.root).parts[0] for path in (*layout.folders(), layout.ballast)}
+    try:
+        if strangers := {path.name for path in layout.root.iterdir()} - known - {layout.format.name}:
+            raise NoStoreError(
+                f"{layout.root} is no store, and holds {len(strangers)} other entries", "choose an empty folder"
+            )
+    except FileNotFoundError:
+        pass
+    files.make_dirs(layout.locks)
+    with Lock(layout.lock("store"), "the store", actor.via).acquire(shared=False, wait=INTERNAL_WAIT):
+        if layout.format.exists():  # another process was faster
+            return
+        for folder in layout.folders():
+            files.make_dirs(folder)
+        files.unlink(layout.ballast)
+        files.write_new(layout.ballast, [os.urandom(BALLAST)])  # random, so that no file system stores it as nothing
+        values = {"format": FORMAT, "features": [], "id": new_id(), "created": timestamp()}
+        files.publish(layout.format, dump(values), layout.staged_ref)

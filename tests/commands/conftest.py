@@ -1,0 +1,119 @@
+"""Runs the real command in a process of its own, on real stores whose agents hold a few small blocks."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+
+from kvstore.block import BlockHeader
+from kvstore.documents import timestamp
+from kvstore.journal import Actor
+from kvstore.manifest import Manifest, ModelIdentity, Page, Turn
+from kvstore.naming import new_id
+from kvstore.prefix import prefix_chain
+from kvstore.shapes import BLOCK_TOKENS, CODECS, LayerGroup, block_parts
+from kvstore.store import Store
+
+GROUP = LayerGroup("full-0", "full", (0, 1), kv_heads=1, key_dim=64, value_dim=64)
+CODEC = CODECS["q4-channel"]
+MODEL = ModelIdentity("tiny", "f" * 32, {"weights": "1" * 32, "config": "2" * 32})
+ACTOR = Actor.here("test", "0")
+
+
+class Amem(Protocol):
+    """Runs `amem` with these arguments; `stdin` None is /dev/null."""
+
+    def __call__(
+        self, *arguments: str, stdin: bytes | None = None, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A user's environment of its own: nothing outside of tmp_path is read or written, and no store is named."""
+    own = ("AMEM_", "XDG_", "NO_COLOR")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(own)}
+    folders = {f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("DATA", "CONFIG", "CACHE", "STATE")}
+    return {**kept, **folders, "HOME": str(tmp_path), "AMEM_STORE": str(tmp_path / "store")}
+
+
+@pytest.fixture
+def amem(environment: dict[str, str], tmp_path: Path) -> Amem:
+    def run(
+        *arguments: str, stdin: bytes | None = None, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "amem_cli", *arguments],
+            input=stdin or b"",
+            capture_output=True,
+            env={**environment, **(env or {})},
+            cwd=tmp_path,
+            timeout=120,
+        )
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store with the agent `a`: two states, of 300 and 700 tokens."""
+    made = Store.open_or_create(tmp_path / "store", ACTOR)
+    put_state(made, "a", range(300))
+    put_state(made, "a", range(700))
+    return made
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """The JSON objects of standard output; every line must be one."""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def put_state(store: Store, name: str, tokens: Sequence[int], complete: bool = True) -> str:
+    """Commit a state of these tokens as the head of an agent; its blocks hold made-up numbers. Returns its digest."""
+    with store.hold(name, wait=1) as hold:
+        before = hold.agent.manifest if hold.agent else None
+        domain = store.domain(hold.agent.domain) if hold.agent else store.create_domain()
+        ids = np.array(tokens, np.int32)
+        parts = block_parts(GROUP, CODEC)
+        with store.transaction(domain) as transaction:
+            rows, parent = [], ""
+            for place, key in enumerate(prefix_chain(domain.salt, MODEL.fingerprint, CODEC.name, GROUP.id, ids)):
+                start = place * BLOCK_TOKENS
+                header = BlockHeader(domain.id, MODEL.fingerprint, CODEC.name, GROUP.id, start, key, parent)
+                numbers = np.random.default_rng(place)
+                buffers = [ids[start : start + BLOCK_TOKENS].tobytes()]
+                buffers += [numbers.bytes(part.nbytes) for part in parts[1:]]
+                rows.append(transaction.put_block(header, buffers, parts))
+                parent = key
+            page = transaction.put_page(Page(0, tuple(int(token) for token in tokens), tuple(rows), domain.salt))
+            manifest = Manifest(
+                agent=hold.agent.id if hold.agent else new_id(),
+                domain=domain.id,
+                salt=domain.salt,
+                previous=before,
+                resumes=None,
+                op="prefill",
+                model=MODEL,
+                codec=CODEC,
+                groups=(GROUP,),
+                tokens=len(tokens),
+                cached=len(tokens) - 1,
+                pages=(page,),
+                window_blocks=(),
+                tail=None,
+                feeds=(),
+                turns=(Turn("user", 0, len(tokens)),),
+                owed=(),
+                stop=None,
+                sampling=None,
+                complete=complete,
+                created=timestamp(),
+            )
+            return transaction.commit(hold, manifest, before)

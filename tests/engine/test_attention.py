@@ -1,0 +1,137 @@
+"""Decode attention against full precision over what the cache holds: the codec's error cancels out, so only the
+arithmetic's rounding is left. And against full precision over what was put in: the codec's error alone."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models import base
+
+from amem_cli.engine import attention as seam
+from amem_cli.engine.attention import decode_attention
+from amem_cli.engine.cache import Handle
+from kvstore.shapes import CODECS
+from tests.engine.caches import Filled, attention, fill, held, layer_group
+
+ROUNDING = 2e-4
+
+
+def decode(
+    filled: Filled, heads: int, layer: int = 1, mask: mx.array | str | None = None, sinks: mx.array | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """One query through the cache; returns the output [heads, value dim], the query, and the new key and value."""
+    group = filled.group.group
+    q = mx.random.normal((1, heads, 1, group.key_dim))
+    k = mx.random.normal((1, group.kv_heads, 1, group.key_dim))
+    v = mx.random.normal((1, group.kv_heads, 1, group.value_dim))
+    handle, _ = filled.cache.layers[layer].update_and_fetch(k, v)
+    assert isinstance(handle, Handle)
+    out = decode_attention(q, handle, group.key_dim**-0.5, mask, sinks)
+    assert out.shape == (1, heads, 1, group.value_dim)
+    return np.array(out)[0, :, 0], np.array(q)[0, :, 0], np.array(k)[0], np.array(v)[0]
+
+
+def check(filled: Filled, heads: int, mask: mx.array | str | None = None, sinks: mx.array | None = None) -> None:
+    group, offset = filled.group.group, filled.cache.offset
+    out, q, k, v = decode(filled, heads, 1, mask, sinks)
+    keys, values = held(filled, 1)
+    keys, values = np.concatenate([keys, k], axis=1), np.concatenate([values, v], axis=1)
+    visible = np.arange(offset + 1) >= group.first_needed(offset)
+    bias = None
+    if isinstance(mask, mx.array):
+        given = np.array(mask).reshape(-1, mask.shape[-1])
+        full = np.zeros((given.shape[0], offset + 1), given.dtype)
+        full[:, offset + 1 - given.shape[1] :] = given
+        if given.dtype == np.bool_:
+            visible = visible & full
+        else:
+            bias = full.astype(np.float64)
+            visible = visible & (np.arange(offset + 1) >= offset + 1 - given.shape[1])
+    s = None if sinks is None else np.array(sinks, dtype=np.float64)
+    expected = attention(q, keys, values, group.key_dim**-0.5, visible, bias, s)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 63, 64, 65, 255, 256, 257, 600])
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_equals_full_precision_over_what_is_held(tokens: int, codec: str) -> None:
+    check(fill(layer_group(), tokens, codec), heads=4)
+
+
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(64, 64), (80, 80), (96, 96), (128, 64), (192, 128), (256, 256)])
+def test_any_head_dim(key_dim: int, value_dim: int) -> None:
+    check(fill(layer_group(1, key_dim, value_dim), 330), heads=8)
+
+
+@pytest.mark.parametrize("window", [64, 100, 512])
+@pytest.mark.parametrize("tokens", [50, 64, 300, 511, 512, 513, 1300])
+def test_window_sees_its_own_tokens_only(window: int, tokens: int) -> None:
+    check(fill(layer_group(window=window), tokens), heads=4)
+
+
+def test_many_blocks_span_slabs() -> None:
+    filled = fill(layer_group(layers=2), 17 * 256 + 70)
+    assert len(filled.group.slabs) == 2
+    check(filled, heads=2)
+
+
+@pytest.mark.parametrize("window", [None, 128])
+def test_sinks_take_part_and_carry_no_value(window: int | None) -> None:
+    check(fill(layer_group(window=window), 300), heads=4, sinks=mx.array([0.5, -1.0, 3.0, 0.0]))
+
+
+@pytest.mark.parametrize("shape", ["flat", "row", "shared", "per head"])
+def test_bool_mask_is_honoured(shape: str) -> None:
+    filled = fill(layer_group(), 300)
+    heads = 4 if shape == "per head" else 1
+    keep = np.random.default_rng(0).random((heads, 301)) < 0.5
+    keep[:, -1] = True
+    sizes = {"flat": (301,), "row": (1, 301), "shared": (1, 1, 1, 301), "per head": (1, 4, 1, 301)}
+    check(filled, heads=4, mask=mx.array(keep.reshape(sizes[shape])))
+
+
+@pytest.mark.parametrize("window", [None, 128])
+def test_additive_mask_over_the_last_tokens(window: int | None) -> None:
+    filled = fill(layer_group(window=window), 300)
+    bias = np.random.default_rng(1).normal(size=(1, 1, 1, 90)).astype(np.float32)
+    check(filled, heads=4, mask=mx.array(bias))
+
+
+def test_causal_mask_changes_nothing_for_one_query() -> None:
+    check(fill(layer_group(), 100), heads=2, mask="causal")
+
+
+@pytest.mark.parametrize(("codec", "worst"), [("q8-channel", 0.02), ("q4-channel", 0.25)])
+def test_error_is_the_codec_s(codec: str, worst: float) -> None:
+    filled = fill(layer_group(), 512, codec)
+    out, q, k, v = decode(filled, heads=4)
+    keys = np.concatenate([np.array(filled.keys[1]), k], axis=1)
+    values = np.concatenate([np.array(filled.values[1]), v], axis=1)
+    expected = attention(q, keys, values, 64**-0.5, np.ones(513, np.bool_))
+    error = np.abs(out - expected).max()
+    assert ROUNDING < error < worst
+
+
+def test_channel_keys_bear_outliers_that_token_keys_do_not() -> None:
+    def error(codec: str) -> float:
+        filled = fill(layer_group(), 512, codec)
+        keys, _ = held(filled, 0)
+        return float(np.abs(keys - np.array(filled.keys[0])).mean())
+
+    assert error("q4-channel") < 0.5 * error("q4-token")
+
+
+def test_seam_is_in_place_and_leaves_plain_arrays_alone() -> None:
+    import mlx_lm.models.llama as llama
+
+    seam.install()
+    seam.install()
+    assert llama.scaled_dot_product_attention is base.scaled_dot_product_attention
+    x = mx.random.normal((1, 2, 3, 64))
+    plain = mx.fast.scaled_dot_product_attention(x, x, x, scale=0.1, mask="causal")
+    assert mx.array_equal(llama.scaled_dot_product_attention(x, x, x, None, scale=0.1, mask="causal"), plain)
+    filled = fill(layer_group(), 70)
+    k = mx.random.normal((1, 2, 1, 64))
+    handle, values = filled.cache.layers[0].update_and_fetch(k, k)
+    assert isinstance(handle, Handle)
+    out = llama.scaled_dot_product_attention(k, handle, values, cache=None, scale=0.1, mask=None)
+    assert mx.array_equal(out, decode_attention(k, handle, 0.1))
