@@ -37,6 +37,7 @@ COMMANDS = {
     "inspect": "Show what is stored.",
     "model": "Register models.",
     "doctor": "Check the machine and the store.",
+    "demo": "A two-minute tour with a small model.",
 }
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 

@@ -10,11 +10,14 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from kvstore import files
+from kvstore.documents import load
 from kvstore.errors import DamageError
 from kvstore.files import Buffer
 from kvstore.shapes import Part
@@ -22,6 +25,7 @@ from kvstore.shapes import Part
 ALIGNMENT = 4096  # bytes
 MAX_HEADER = 1 << 20  # bytes; real ones have 4 KiB, or a few times that
 SLICE = 1 << 20  # bytes
+_LEAD = b'{"__metadata__":'
 
 
 @dataclass(frozen=True)
@@ -68,33 +72,36 @@ class FileDigest:
 
 def encode_header(metadata: Mapping[str, str], parts: Sequence[Part]) -> bytes:
     """The head of a safetensors file: `parts` follow it without gaps, in that order."""
-    entries: dict[str, object] = {"__metadata__": dict(metadata)}
+    text = _LEAD + json.dumps(dict(metadata), separators=(",", ":")).encode() + _entries(tuple(parts))
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+@lru_cache
+def _entries(parts: tuple[Part, ...]) -> bytes:
+    """The end of a header: all of it that depends on the parts, so that a reader can compare it without parsing."""
+    entries = {}
     offset = 0
     for part in parts:
         end = offset + part.nbytes
         entries[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [offset, end]}
         offset = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    return struct.pack("<Q", len(text)) + text
+    return b"," + json.dumps(entries, separators=(",", ":")).encode()[1:]
 
 
-def decode_header(header: bytes) -> tuple[dict[str, str], list[Part]]:
-    """The metadata and the parts, in file order. Raises ValueError where `header` is not whole and gapless."""
-    (length,) = struct.unpack_from("<Q", header)
-    if length != len(header) - 8:
-        raise ValueError("wrong length")
-    entries = json.loads(header[8:])
-    metadata = entries.pop("__metadata__")
-    parts = []
-    offset = 0
-    for name, entry in entries.items():
-        part = Part(name, entry["dtype"], tuple(entry["shape"]))
-        if entry["data_offsets"] != [offset, offset + part.nbytes]:
-            raise ValueError("parts are not contiguous")
-        offset += part.nbytes
-        parts.append(part)
-    return metadata, parts
+def _decode_header(path: Path, header: bytes, parts: Sequence[Part]) -> dict[str, str]:
+    """The metadata of a header whose parts must be `parts`."""
+    end = header.find(_entries(tuple(parts)))
+    if end < 0 or not header.startswith(_LEAD, 8):
+        raise damaged(path, "holds other parts than expected")
+    return _parse(path, header[8 + len(_LEAD) : end])
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    values = load(text)
+    if values is None:
+        raise damaged(path, "has no readable header")
+    return values
 
 
 def check_buffers(parts: Sequence[Part], buffers: Sequence[Buffer]) -> None:
@@ -107,6 +114,9 @@ def _slices(views: Sequence[Buffer]) -> Iterator[list[memoryview]]:
     """All bytes of `views` in order, in lists of views that hold SLICE bytes together."""
     batch: list[memoryview] = []
     room = SLICE
+    if sum(memoryview(view).nbytes for view in views) <= SLICE:  # most blocks
+        yield [memoryview(view).cast("B") for view in views]
+        return
     for view in views:
         rest = memoryview(view).cast("B")
         while len(rest):
@@ -156,13 +166,7 @@ def read_parts(
             header = _read_into(descriptor, path, head, buffers, xxh3)
     except FileNotFoundError as error:
         raise damaged(path, "is missing") from error
-    try:
-        metadata, found = decode_header(header)
-    except (ValueError, KeyError, TypeError, struct.error) as error:
-        raise damaged(path, "has no readable header") from error
-    if found != list(parts):
-        raise damaged(path, "holds other parts than expected")
-    return metadata
+    return _decode_header(path, header, parts)
 
 
 def _read_into(descriptor: int, path: Path, head: int, buffers: Sequence[memoryview], xxh3: str) -> bytes:
@@ -183,16 +187,14 @@ def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a block or a tail, without its data and without any check of them. Raises DamageError."""
     try:
         with files.reading(path) as (descriptor, _):
-            first = os.pread(descriptor, ALIGNMENT, 0)
-            (length,) = struct.unpack_from("<Q", first)
-            if length > MAX_HEADER:
-                raise damaged(path, "has no readable header")
-            metadata, _ = decode_header(os.pread(descriptor, 8 + length, 0))
-            return metadata
+            length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+            header = os.pread(descriptor, min(length, MAX_HEADER), 8)
     except FileNotFoundError as error:
         raise damaged(path, "is missing") from error
-    except (ValueError, KeyError, TypeError, struct.error) as error:
-        raise damaged(path, "has no readable header") from error
+    metadata = _parse(path, header).get("__metadata__")
+    if not isinstance(metadata, dict):
+        raise damaged(path, "has no readable header")
+    return metadata
 
 
 def is_intact(path: Path, expected: FileDigest) -> bool:

@@ -205,8 +205,8 @@ def open_or_make(path: Path) -> int:
 def overwrite(descriptor: int, path: Path, data: bytes) -> None:
     """Replace the content of an open lock file. Not flushed: it matters only while its writer lives."""
     with _change("write", path):
-        os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
 
 
 @contextmanager
@@ -219,6 +219,8 @@ def reading(path: Path) -> Iterator[tuple[int, int]]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
+    except NotADirectoryError as error:
+        raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise DamageError(f"{path} is not a regular file", "run `amem verify`") from error

@@ -16,6 +16,8 @@ from kvstore.errors import AmemError, BusyError
 INTERNAL_WAIT = 60.0
 """Seconds to wait for the locks of the store, the journal and the domains: each is held for a moment only."""
 
+_NOTE_BYTES = 512
+
 
 class Lock:
     """One lock: `what` it guards, in words, and `holder`, the command that this process runs."""
@@ -60,12 +62,13 @@ class Lock:
     def _sign(self, descriptor: int) -> None:
         try:
             note = {"pid": os.getpid(), "command": self._holder, "since": timestamp()}
-            files.overwrite(descriptor, self.path, dump(note))
+            # of one length, so that one call replaces it and no reader finds half of it
+            files.overwrite(descriptor, self.path, dump(note).ljust(_NOTE_BYTES))
         except AmemError:
             pass  # a full disk must not keep gc out: the note only serves a message
 
     def _busy(self, descriptor: int) -> BusyError:
-        note = load(os.pread(descriptor, 1024, 0)) or {}
+        note = load(os.pread(descriptor, 2 * _NOTE_BYTES, 0)) or {}
         who = "another process"
         if note.keys() >= {"pid", "command", "since"}:
             who = f"process {note['pid']} ({note['command']}) since {note['since']}"

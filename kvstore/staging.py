@@ -21,7 +21,7 @@ from kvstore.naming import new_id
 
 
 def shared_store_lock(layout: Layout, actor: Actor) -> Lock:
-    """Keep gc from unlinking anything until this is released. A process may hold it more than once."""
+    """Keep gc from unlinking anything until this is released."""
     return Lock(layout.lock("store"), "the store", actor.via).acquire(shared=True, wait=INTERNAL_WAIT)
 
 
@@ -43,10 +43,13 @@ class Staging:
 
     def pin(self, ids: Iterable[str]) -> None:
         """Keep blocks, tails, pages, manifests (by digest) or a domain (by id) from gc."""
-        lines = "".join(f"{pinned}\n" for pinned in ids)
-        if lines:
-            with shared_store_lock(self._layout, self._actor):
-                files.append(self.folder / "pins", lines.encode(), flush=False)
+        with shared_store_lock(self._layout, self._actor):
+            self.pin_under_lock(ids)
+
+    def pin_under_lock(self, ids: Iterable[str]) -> None:
+        """`pin`, for a caller that holds the shared store lock and looks whether they are there before it ends."""
+        if lines := "".join(f"{pinned}\n" for pinned in ids):
+            files.append(self.folder / "pins", lines.encode(), flush=False)
 
     def put(self, target: Path, found: FileDigest, buffers: Sequence[Buffer], mode: int = 0o600) -> bool:
         """Stage a file that will stand at `target`; False where exactly that one is in place, or staged, already.
@@ -56,7 +59,7 @@ class Staging:
         if target in self._staged:
             return False
         with shared_store_lock(self._layout, self._actor):
-            self.pin([found.sha256])
+            self.pin_under_lock([found.sha256])
             if is_intact(target, found):
                 return False
         source = self.folder / found.sha256

@@ -116,6 +116,8 @@ def _create(layout: Layout, actor: Actor) -> None:
             )
     except FileNotFoundError:
         pass
+    except OSError as error:
+        raise files.explain(error, "read", layout.root) from error
     files.make_dirs(layout.locks)
     with Lock(layout.lock("store"), "the store", actor.via).acquire(shared=False, wait=INTERNAL_WAIT):
         if layout.format.exists():  # another process was faster

@@ -75,7 +75,7 @@ class Transaction:
         """For each key the first committed block that is still there, pinned; None where there is none."""
         with shared_store_lock(self._layout, self._actor):
             found = self._index.find(self.domain.id, prefix_keys)
-            self._staging.pin(row.sha256 for rows in found for row in rows)
+            self._staging.pin_under_lock(row.sha256 for rows in found for row in rows)
             return [next(filter(self._is_there, rows), None) for rows in found]
 
     def pin(self, rows: Iterable[BlockRow | FileRow]) -> None:

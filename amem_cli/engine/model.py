@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -179,7 +179,7 @@ def model_bytes(model: Module) -> int:
 
 def _weights(model: Any) -> list[mx.array]:
     """The arrays of a Module, whose own methods have no types."""
-    return [array for _, array in tree_flatten(model.parameters())]
+    return [array for _, array in cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))]
 
 
 def _context_length(config: dict[str, Any]) -> int | None:

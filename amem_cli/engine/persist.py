@@ -31,7 +31,7 @@ from kvstore.transaction import Transaction
 Tokens = npt.NDArray[np.int32]
 Rows = dict[tuple[str, int], BlockRow]  # (layer group's id, block's number) → what is on disk
 
-_READERS = min(4, os.cpu_count() or 1)
+READERS = min(4, os.cpu_count() or 1)
 
 
 def rows_of(rows: Iterable[BlockRow]) -> Rows:
@@ -68,8 +68,6 @@ def load(store: Store, manifest: Manifest, cache: AgentCache, tokens: Tokens, po
 def load_blocks(store: Store, domain: str, rows: Iterable[BlockRow], cache: AgentCache, tokens: Tokens) -> None:
     """Read blocks into their slots, several at a time. Raises DamageError and IsolationError."""
     groups = {group.group.id: group for group in cache.groups}
-    # slots are found, and slabs made, on the thread that owns MLX
-    jobs = [(row, groups[row.group], groups[row.group].block(row.position // BLOCK_TOKENS)) for row in rows]
 
     def read(job: tuple[BlockRow, GroupCache, Sequence[npt.NDArray[np.uint32] | npt.NDArray[np.uint16]]]) -> None:
         row, group, slot = job
@@ -81,11 +79,9 @@ def load_blocks(store: Store, domain: str, rows: Iterable[BlockRow], cache: Agen
                 f"block sha256:{row.sha256} holds other tokens than its agent", "run `amem verify` to see whom it hurts"
             )
 
-    if len(jobs) < 2:
-        for job in jobs:
-            read(job)
-        return
-    with ThreadPoolExecutor(_READERS) as pool:
+    # slots are found, and slabs made, on this thread, which owns MLX, while the others read into those made before
+    jobs = ((row, groups[row.group], groups[row.group].block(row.position // BLOCK_TOKENS)) for row in rows)
+    with ThreadPoolExecutor(READERS) as pool:
         for _ in pool.map(read, jobs):
             pass
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amem_cli.engine.codec import Quantized
+from amem_cli.engine.memory import zeros
 from kvstore.shapes import Codec, LayerGroup, Part, quantized_parts
 
 SLAB_BYTES = 64 << 20
@@ -32,9 +33,9 @@ class Buffer:
     """One array that MLX reads and the host writes."""
 
     def __init__(self, part: Part, lead: tuple[int, ...] = ()) -> None:
-        storage = mx.zeros((*lead, *part.shape), dtype=mx.uint32 if part.dtype == "U32" else mx.uint16)
+        storage = zeros((*lead, *part.shape), mx.uint32 if part.dtype == "U32" else mx.uint16)
         self.array = storage.view(mx.bfloat16) if part.dtype == "BF16" else storage
-        mx.eval(storage, self.array)
+        mx.eval(self.array)
         self.host = host_view(storage)
 
 

@@ -74,10 +74,9 @@ def test_layers_that_compute_on_their_keys_get_arrays() -> None:
 
 
 def test_an_unknown_kind_of_cache_is_refused_by_name() -> None:
-    model = make(
-        "mamba2", num_heads=4, head_dim=32, state_size=16, conv_kernel=4, n_groups=1, use_bias=False,
-        use_conv_bias=True,         tie_word_embeddings=True, time_step_limit=(0.0, 100.0), time_step_rank=8, layer_norm_epsilon=1e-5,
-        residual_in_fp32=False,
-    )  # fmt: skip
+    shape = {"num_heads": 4, "state_size": 16, "conv_kernel": 4, "n_groups": 1, "time_step_rank": 8}
+    flags = {"use_bias": False, "use_conv_bias": True, "tie_word_embeddings": True, "residual_in_fp32": False}
+    limits = {"time_step_limit": (0.0, 100.0), "layer_norm_epsilon": 1e-5}
+    model = make("mamba2", **shape | {"head_dim": 32}, **flags, **limits)
     with pytest.raises(ModelMismatchError, match="ArraysCache"):
         describe(model)

@@ -1,8 +1,11 @@
 """Small agents made with NumPy, by the calls that the engine makes, and their reading back, byte for byte."""
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -24,6 +27,14 @@ CODEC = CODECS["q4-channel"]
 FULL = LayerGroup("full-0", "full", (0, 1), kv_heads=1, key_dim=64, value_dim=64)
 WINDOW = LayerGroup("window-1", "window", (2,), kv_heads=1, key_dim=64, value_dim=64, window=300)
 GROUPS = (FULL, WINDOW)
+
+
+@contextmanager
+def fast_folder() -> Iterator[Path]:
+    """A folder in memory where there is one: some tests flush thousands of times, and a disk has nothing to add."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
 
 
 def content(seed: str, parts: Sequence[Part]) -> list[memoryview]:

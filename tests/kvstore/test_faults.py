@@ -14,7 +14,7 @@ from kvstore import files
 from kvstore.errors import AmemError, NoSpaceError
 from kvstore.layout import Layout
 from kvstore.store import Store
-from tests.kvstore.making import ACTOR, commit, journal, picture
+from tests.kvstore.making import ACTOR, commit, fast_folder, journal, picture
 from tests.kvstore.scenarios import NAMES, at_mutation, change, prepare
 
 
@@ -30,8 +30,14 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def base(name: str, tmp_path: Path) -> Path:
-    root = tmp_path / "base"
+def folder() -> Iterator[Path]:
+    with fast_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def base(name: str, folder: Path) -> Path:
+    root = folder / "base"
     root.mkdir()
     prepare(name, root)
     return root
@@ -60,9 +66,9 @@ def check_next_writer(root: Path) -> None:
     assert len(snapshots) == len([move for move in moves if move.op == "snapshot"])
 
 
-def test_killed_at_every_mutation(name: str, base: Path, tmp_path: Path) -> None:
+def test_killed_at_every_mutation(name: str, base: Path, folder: Path) -> None:
     old, new = picture(base), new_picture(name, base)
-    out = tmp_path / "killed"
+    out = folder / "killed"
     command = [sys.executable, "-m", "tests.kvstore.scenarios", name, str(base), str(out)]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2], timeout=120)
     roots = sorted(out.iterdir(), key=lambda path: int(path.name))
@@ -75,12 +81,12 @@ def test_killed_at_every_mutation(name: str, base: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_failed_at_every_mutation(name: str, base: Path, tmp_path: Path, code: int) -> None:
+def test_failed_at_every_mutation(name: str, base: Path, folder: Path, code: int) -> None:
     """A full disk stays full, but lets files go; a bad sector is met once."""
     old, new = picture(base), new_picture(name, base)
     number = 0
     while True:
-        root = tmp_path / str(number)
+        root = folder / str(number)
         shutil.copytree(base, root)
         done, error = run_failing(name, root, number, code)
         assert picture(root) == new if error is None else picture(root) in (old, new), number

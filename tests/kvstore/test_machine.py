@@ -1,8 +1,6 @@
 """A real store against a plain dict: commits, forks, snapshots, restores, and every earlier state by ~N."""
 
-import shutil
-import tempfile
-from pathlib import Path
+from contextlib import ExitStack
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvstore.lifecycle import fork, restore, snapshot
 from kvstore.naming import Ref
 from kvstore.store import Store
-from tests.kvstore.making import ACTOR, commit, journal, picture, read_whole
+from tests.kvstore.making import ACTOR, commit, fast_folder, journal, picture, read_whole
 
 Tokens = list[int]
 
@@ -21,14 +19,15 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
-        self.store = Store.open_or_create(self.folder / "store", ACTOR)
+        self.stack = ExitStack()
+        folder = self.stack.enter_context(fast_folder())
+        self.store = Store.open_or_create(folder / "store", ACTOR)
         self.histories: dict[str, list[Tokens]] = {}
         self.named: dict[tuple[str, str], Tokens] = {}
         self.changes = 0
 
     def teardown(self) -> None:
-        shutil.rmtree(self.folder)
+        self.stack.close()
 
     def pick(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.histories)))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import (
+    AmemError,
     ConflictError,
     DamageError,
     IsolationError,
@@ -98,6 +99,15 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(NoStoreError, match="other entries"):
         Store.open_or_create(tmp_path, ACTOR)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_is_no_store(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(NoStoreError):
+        Store.open(path, ACTOR)
+    with pytest.raises(AmemError, match="could not read"):
+        Store.open_or_create(path, ACTOR)
 
 
 def test_a_store_keeps_its_id(store: Store) -> None:

@@ -1,0 +1,191 @@
+"""How fast an agent's blocks get from disk into attention's arrays, over plain `preadv` of the same bytes.
+
+The blocks have the shapes of Gemma 3 12B and Llama 3.1 8B and random content; agents of 8,192 tokens are stored until
+there are `--gb` of them. What is compared, agent by agent: `persist.load_blocks` into new memory and into memory of
+the pool, with every check that it makes (xxh3 of the whole file, header, token ids), against `preadv` of whole files
+into one new NumPy array, on one thread and on as many as `load_blocks` uses.
+"""
+
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amem_cli.engine import persist
+from amem_cli.engine.cache import AgentCache
+from amem_cli.engine.slab import SlabPool
+from benchmarks.models import drop_from_page_cache, new_store
+from benchmarks.report import Row, bars, finish, interleaved, options, ratio, seconds
+from kvstore.documents import timestamp
+from kvstore.manifest import BlockRow, Manifest, ModelIdentity
+from kvstore.naming import new_id
+from kvstore.refs import Domain
+from kvstore.shapes import CODECS, DEFAULT_CODEC, LayerGroup
+from kvstore.store import Store
+
+TOKENS = 8192  # of one agent
+CODEC = CODECS[DEFAULT_CODEC]
+IDENTITY = ModelIdentity("random", "0" * 64, {})
+FULL = tuple(range(5, 48, 6))
+MODELS = {
+    "Gemma 3 12B": (
+        LayerGroup("full-0", "full", FULL, 8, 256, 256),
+        LayerGroup("window-1", "window", tuple(n for n in range(48) if n not in FULL), 8, 256, 256, window=1024),
+    ),
+    "Llama 3.1 8B": (LayerGroup("full-0", "full", tuple(range(32)), 8, 128, 128),),
+}
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An agent on disk, and how it is brought back: by `load_blocks`, or by reading its files into plain memory."""
+
+    store: Store
+    groups: tuple[LayerGroup, ...]
+    domain: str
+    tokens: persist.Tokens
+    blocks: list[BlockRow]
+
+    @property
+    def bytes(self) -> int:
+        return sum(row.bytes for row in self.blocks)
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.store.layout.block(self.domain, row.sha256) for row in self.blocks]
+
+    def restore(self, pool: Callable[[], SlabPool]) -> AgentCache:
+        """Bring the blocks into memory of a pool, or into new memory where that has none."""
+        cache = AgentCache(self.groups, CODEC, pool())
+        persist.load_blocks(self.store, self.domain, self.blocks, cache, self.tokens)
+        return cache
+
+    def read_plainly(self, threads: int) -> np.ndarray[Any, Any]:
+        """The files one behind the other in new memory, one call for each."""
+        memory = np.empty(self.bytes, np.uint8)
+        ends = np.cumsum([row.bytes for row in self.blocks]).tolist()
+
+        def read(path: Path, row: BlockRow, end: int) -> None:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                if os.preadv(descriptor, [memory[end - row.bytes : end].data], 0) != row.bytes:
+                    raise OSError(f"{path} was not read whole")
+            finally:
+                os.close(descriptor)
+
+        if threads == 1:
+            for job in zip(self.paths, self.blocks, ends, strict=True):
+                read(*job)
+            return memory
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(read, self.paths, self.blocks, ends):
+                pass
+        return memory
+
+
+def write_agent(store: Store, domain: Domain, groups: tuple[LayerGroup, ...], number: int) -> Agent:
+    """Commit an agent of random content."""
+    random = np.random.default_rng(number)
+    tokens = random.integers(0, 1 << 17, TOKENS + 1, np.int32)
+    cache = AgentCache(groups, CODEC, SlabPool())
+    cache.offset = TOKENS
+    for group in cache.groups:
+        for block in persist.needed_blocks(group.group, TOKENS):
+            for part in group.block(block):
+                part[...] = np.frombuffer(random.bytes(part.nbytes), part.dtype).reshape(part.shape)
+    with store.hold(f"agent{number}", 0) as hold, store.transaction(domain) as txn:
+        rows = persist.save_blocks(txn, domain, IDENTITY, cache, tokens, {})
+        manifest = Manifest(
+            agent=new_id(),
+            domain=domain.id,
+            salt=domain.salt,
+            previous=None,
+            resumes=None,
+            op="prefill",
+            model=IDENTITY,
+            codec=CODEC,
+            groups=groups,
+            tokens=TOKENS + 1,
+            cached=TOKENS,
+            pages=persist.save_pages(txn, domain, cache, tokens, rows, ()),
+            window_blocks=persist.window_rows(cache, rows),
+            tail=None,
+            feeds=(),
+            turns=(),
+            owed=(),
+            stop=None,
+            sampling=None,
+            complete=True,
+            created=timestamp(),
+        )
+        txn.commit(hold, manifest, None)
+    return Agent(store, groups, domain.id, tokens, list(rows.values()))
+
+
+def measure(model: str, agents: list[Agent], repeats: int, dropped: bool) -> list[Row]:
+    """Speeds of a restore, and ratios to plain reading: agent by agent, all ways in turn."""
+    pool = SlabPool()
+    agents[0].restore(lambda: pool).release()  # makes the pool's memory
+    speeds: dict[str, list[float]] = defaultdict(list)
+    for agent in agents:
+        ways = {
+            "new": partial(seconds, partial(agent.restore, SlabPool)),
+            "pooled": partial(seconds, partial(agent.restore, lambda: pool), AgentCache.release),
+            "one": partial(seconds, partial(agent.read_plainly, 1)),
+            "many": partial(seconds, partial(agent.read_plainly, persist.READERS)),
+        }
+        for way, times in interleaved(
+            repeats, ways, partial(drop_from_page_cache, agent.store) if dropped else None
+        ).items():
+            speeds[way] += [agent.bytes / elapsed for elapsed in times]
+    return [
+        {
+            "model": model,
+            "page cache": "dropped" if dropped else "warm",
+            "memory": memory,
+            "GB": sum(agent.bytes for agent in agents) / 1e9,
+            "GB/s": statistics.median(speeds[memory]) / 1e9,
+            "over preadv, 1 thread": ratio(speeds[memory], speeds["one"]),
+            f"over preadv, {persist.READERS} threads": ratio(speeds[memory], speeds["many"]),
+        }
+        for memory in ("new", "pooled")
+    ]
+
+
+def draw(axes: Any, rows: list[Row]) -> None:
+    names = [f"{row['model']}\n{row['page cache']}, {row['memory']}" for row in rows]
+    series = {key: [float(row[key] or 0) for row in rows] for key in rows[0] if key.startswith("over")}
+    bars(axes, names, series)
+    axes.axhline(0.8, color="grey", linestyle=":", linewidth=1)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.set_ylabel("restore throughput, plain preadv = 1")
+
+
+def main() -> None:
+    parser = options("restore", __doc__ or "")
+    parser.add_argument("--gb", type=float, default=2.0, help="bytes of blocks for each model, in 10^9")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dir", type=Path, help="a folder on the disk to be read (default: temporary files)")
+    args = parser.parse_args()
+    rows: list[Row] = []
+    for model, groups in MODELS.items():
+        with new_store(args.dir) as store:
+            domain = store.create_domain()
+            agents: list[Agent] = []
+            while sum(agent.bytes for agent in agents) < args.gb * 1e9:
+                agents.append(write_agent(store, domain, groups, len(agents)))
+            rows += measure(model, agents, args.repeats, dropped=False)
+            if hasattr(os, "posix_fadvise"):
+                rows += measure(model, agents, args.repeats, dropped=True)
+    finish("restore", args, rows, draw)
+
+
+if __name__ == "__main__":
+    main()

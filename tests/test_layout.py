@@ -1,0 +1,72 @@
+"""The project's own files: how long they are, and what must not stand in them."""
+
+import re
+import subprocess
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LONGEST = 400  # lines
+# Parts are joined here, so that this file does not hold what it looks for.
+STRANGERS = [rf"(?<![\w.~}}])/{name}/" for name in ("work", "root", "home")]
+STRANGERS += [re.escape(f"{name}.{end}") for name, end in (("pypi", "org"), ("pythonhosted", "org"), ("shields", "io"))]
+
+
+def project_files() -> list[Path]:
+    """Every text file that belongs to the project: what git tracks, and what it would."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    return [path for path in paths if path.is_file() and path.suffix not in (".png", ".safetensors", ".gguf")]
+
+
+def test_no_module_is_longer_than_it_may_be() -> None:
+    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in project_files() if path.suffix == ".py"}
+    assert lengths
+    assert not {path: length for path, length in lengths.items() if length > LONGEST}
+
+
+@pytest.mark.parametrize("pattern", STRANGERS)
+def test_no_file_knows_one_machine_or_a_registry(pattern: str) -> None:
+    found = [path for path in project_files() if re.search(pattern, path.read_text("utf-8"))]
+    assert not found
+
+
+def declared() -> set[str]:
+    """The names of all requirements in pyproject.toml, extras in brackets included."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"], *chain(*extras.values())]
+    names = set()
+    for requirement in wanted:
+        match = re.match(r"[\w.-]+(\[\w+\])?", requirement)
+        assert match
+        names.add(match[0])
+    return names
+
+
+def explained() -> set[str]:
+    """The names in the first column of docs/dependencies.md, up to what was turned down."""
+    page = (ROOT / "docs" / "dependencies.md").read_text("utf-8").partition("## Turned down")[0]
+    cells = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
+    return {name for cell in cells for name in cell.split(", ")} - {"name", "---"}
+
+
+def test_every_dependency_has_its_reason() -> None:
+    assert declared() == explained()
+
+
+def test_the_bounds_on_the_page_are_those_of_the_project() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    rows = re.findall(r"^\| ([\w-]+) \|(?: \w+ \|)? ([<>=][^|]*) \|", page, re.MULTILINE)
+    assert len(rows) > 10
+    for name, bounds in rows:
+        assert re.search(rf'"{re.escape(name)}{re.escape(bounds)}["; ]', project), f"{name} is not {bounds}"
