@@ -134,6 +134,11 @@ class Transaction:
         self._new_rows = []
         return found.sha256
 
+    def heal(self) -> None:
+        """Put what is staged into place and move no ref: files that committed states name are whole again."""
+        with shared_store_lock(self._layout, self._actor):
+            self._staging.place()
+
     def _whole(
         self, header: BlockHeader | TailHeader, buffers: Sequence[Buffer], parts: Sequence[Part]
     ) -> list[Buffer]:

@@ -1,7 +1,9 @@
 """The project's own files: how long they are, and what must not stand in them."""
 
+import ast
 import re
 import subprocess
+import sys
 import tomllib
 from itertools import chain
 from pathlib import Path
@@ -52,6 +54,18 @@ def declared() -> set[str]:
     return names
 
 
+def imported() -> set[str]:
+    """The packages that the shipped code imports, but for its own and the standard library's."""
+    found = set()
+    for path in chain((ROOT / "kvstore").rglob("*.py"), (ROOT / "amem_cli").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add((node.module or "").partition(".")[0])
+    return found - sys.stdlib_module_names - {"kvstore", "amem_cli"}
+
+
 def explained() -> set[str]:
     """The names in the first column of docs/dependencies.md, up to what was turned down."""
     page = (ROOT / "docs" / "dependencies.md").read_text("utf-8").partition("## Turned down")[0]
@@ -61,6 +75,12 @@ def explained() -> set[str]:
 
 def test_every_dependency_has_its_reason() -> None:
     assert declared() == explained()
+
+
+def test_every_import_has_its_reason() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text("utf-8").partition("## To develop")[0]
+    assert "mlx" in imported()
+    assert {name for name in imported() if not re.search(rf"\b{name.replace('_', '[-_]')}\b", page)} == set()
 
 
 def test_the_bounds_on_the_page_are_those_of_the_project() -> None:

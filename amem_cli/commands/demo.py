@@ -111,26 +111,26 @@ def _tour(call: Call, runner: "Runner", model: str, tokens: int) -> Figures:
 
     say = call.out.print
     files.write_new(runner.folder / handbook.FILE_NAME, [handbook.handbook(tokens).encode()])
-    say("1. An agent reads a text. Its attention state goes to disk, in 4 bits.\n")
+    say("1. An agent reads a text; its state goes to disk.\n")
     read = runner.run("prefill", "reader", handbook.FILE_NAME, "--model", model, live=True).result
     say(f"   {read['tokens']} tokens in {read['seconds']:.1f} s, {human_size(read['bytes_written'])} written")
 
-    say("\n2. Another process asks. It loads the state; the text is not read again.\n")
+    say("\n2. Another process asks. It reads no text.\n")
     first = _ask(call, runner, "reader", _PLACE)
-    say("\n3. And a third one. Nothing stays in memory in between.\n")
+    say("\n3. A third one asks. Nothing stayed in memory.\n")
     warm = _ask(call, runner, "reader", _SKIPPER)
 
-    say("\n4. Name that state, and continue it as two more agents.\n")
+    say("\n4. Name that state; continue it as two agents.\n")
     runner.run("snapshot", "reader", "asked")
     for name in _FORKS:
         runner.run("fork", "reader@asked", name)
     silent = _inspect(call, runner)
-    say("\n5. Each goes its own way.\n")
+    say("\n5. Each of them goes its own way.\n")
     _ask(call, runner, "history", _BOY)
     _ask(call, runner, "rules", _ANCHOR)
     spoken = _inspect(call, runner)
 
-    say("\n6. Read every file of every agent, and hold it against its SHA-256.\n")
+    say("\n6. Read every file; hold it against its SHA-256.\n")
     store = Store.open(runner.store, call.actor())
     checked = audit(store)
     say(f"   {checked.files} files, {human_size(checked.bytes)}: all of them whole")
@@ -155,10 +155,8 @@ def _ask(call: Call, runner: "Runner", agent: str, beginning: str) -> dict[str, 
     ran = runner.run("chat", agent, beginning, *_LIMITS)
     answer = ran.result
     call.out.print(answer["text"])
-    call.out.print(
-        f"   process {ran.pid}: first token after {_time(answer['ttft_ms'])};"
-        f" {answer['reused']} tokens from disk, {answer['prefilled']} prefilled"
-    )
+    call.out.print(f"   process {ran.pid}: first token after {_time(answer['ttft_ms'])}")
+    call.out.print(f"   {answer['reused']} tokens from disk, {answer['prefilled']} prefilled")
     return answer
 
 
@@ -193,7 +191,7 @@ def _show_figures(call: Call, figures: Figures) -> None:
         _row("one agent", fp16, figures.agent_bytes, size),
         _row("all three agents", figures.fp16_bytes, figures.bytes, size),
         _row("a fork", fp16, figures.fork_bytes, size),
-        _row("a fork after a turn", fp16, figures.spoken_fork_bytes, size),
+        _row("a fork, a turn on", fp16, figures.spoken_fork_bytes, size),
     ]
     call.out.print("")
     call.out.table(("", "COLD, FP16", "AMEM", "RATIO"), rows, right=range(1, 4))

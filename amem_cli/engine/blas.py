@@ -13,10 +13,9 @@ import platform
 import sys
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
-_CUDA = ("mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
 _OPENBLAS = "libopenblas.so.0"
 
 
@@ -37,7 +36,7 @@ def preload() -> BlasInfo:
 
     Must run before `import mlx.core`; after it there is nothing left to change, and `reference` is the answer.
     """
-    if sys.platform != "linux" or any(map(_installed, _CUDA)):
+    if sys.platform != "linux" or _has_cuda():
         return BlasInfo("own")
     if "mlx.core" in sys.modules:
         return BlasInfo("reference")
@@ -58,19 +57,24 @@ def advice(info: BlasInfo) -> str | None:
 
 def mkl_libraries() -> list[Path]:
     """Every `libmkl_rt.so.N` of the `mkl` wheel, the newest first: in this environment, else where pip put it."""
-    found = list(Path(sys.prefix, "lib").glob("libmkl_rt.so.*"))
-    if not found and _installed("mkl"):
-        files = distribution("mkl").files or []
-        found = [Path(str(file.locate())) for file in files if file.name.startswith("libmkl_rt.so.")]
+    found = list(Path(sys.prefix, "lib").glob("libmkl_rt.so.*")) or _mkl_elsewhere()
     return sorted(found, key=lambda path: int(path.suffix[1:]), reverse=True)
 
 
-def _installed(package: str) -> bool:
+def _mkl_elsewhere() -> list[Path]:
+    from importlib.metadata import PackageNotFoundError, files  # slow to import, and mostly not needed
+
     try:
-        distribution(package)
+        return [Path(str(file.locate())) for file in files("mkl") or [] if file.name.startswith("libmkl_rt.so.")]
     except PackageNotFoundError:
-        return False
-    return True
+        return []
+
+
+def _has_cuda() -> bool:
+    """Whether MLX was installed with its CUDA package: told by its metadata folder, without importing anything."""
+    mlx = find_spec("mlx")
+    places = (mlx and mlx.submodule_search_locations) or []
+    return any(True for place in places for _ in Path(place).parent.glob("mlx_cuda*.dist-info"))
 
 
 def _load(library: str) -> bool:

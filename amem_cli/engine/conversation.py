@@ -21,6 +21,8 @@ from kvstore.shapes import BLOCK_TOKENS, GROUP_TOKENS, Codec
 from kvstore.store import Store
 from kvstore.transaction import AgentHold, Transaction
 
+EVICTED = "evict"  # the op of a state that holds tokens and passes, and no keys and values
+
 
 @dataclass
 class Conversation:
@@ -36,6 +38,7 @@ class Conversation:
     rows: persist.Rows = field(default_factory=dict)
     closed: tuple[FileRow, ...] = ()
     recomputed: bool = False
+    to_replay: tuple[tuple[int, int], ...] = ()  # passes to be made again, the blocks that they made being gone
 
     @property
     def cached(self) -> int:
@@ -66,20 +69,28 @@ class Conversations:
         return new
 
     def resume(self, state: State) -> Conversation:
-        """The agent as it was committed. Raises ModelMismatchError, DamageError and IsolationError."""
-        manifest = state.manifest
-        self.check_model(state)
-        tokens = self._store.tokens(manifest)
-        agent = self._empty(
-            manifest.agent,
-            self._store.domain(manifest.domain),
-            manifest.codec,
-            Transcript.of(manifest, tokens.tolist()),
-        )
-        self._go_on(agent, state)
+        """The agent as it was committed; one that was evicted still has all its passes to replay.
+
+        Raises ModelMismatchError, DamageError and IsolationError.
+        """
+        agent, manifest = self.replay(state), state.manifest
+        if manifest.op == EVICTED:
+            agent.recomputed = True
+            return agent
+        tokens = np.array(agent.transcript.tokens, np.int32)
         agent.rows = persist.load(self._store, manifest, agent.feeder.cache, tokens)
         agent.closed = persist.closed_pages(manifest, manifest.cached)
-        agent.feeder.feeds = manifest.feeds
+        agent.feeder.feeds, agent.to_replay = manifest.feeds, ()
+        return agent
+
+    def replay(self, state: State) -> Conversation:
+        """The agent at its beginning, all of its passes still to be made again. Raises ModelMismatchError."""
+        self.check_model(state)
+        manifest = state.manifest
+        transcript = Transcript.of(manifest, self._store.tokens(manifest).tolist())
+        agent = self._empty(manifest.agent, self._store.domain(manifest.domain), manifest.codec, transcript)
+        self._go_on(agent, state)
+        agent.to_replay = manifest.feeds
         return agent
 
     def rewind(self, state: State, codec: Codec, transcript: Transcript, txn: Transaction) -> tuple[Conversation, int]:
@@ -93,9 +104,7 @@ class Conversations:
         self._go_on(agent, state)
         tokens = np.array(transcript.tokens, np.int32)
         parted_at = common_prefix(self._store.tokens(state.manifest).tolist(), transcript.tokens)
-        found = (
-            self._longest_state(state.manifest, transcript.tokens, parted_at) if codec == state.manifest.codec else None
-        )
+        found = self._longest_state(state.manifest, codec, transcript.tokens, parted_at)
         if found is None or self._longest_prefix(agent, txn)[0] > found[1]:
             self._reuse(agent, txn)
         else:
@@ -203,23 +212,25 @@ class Conversations:
                 return blocks, {key: found[key] for key in needed}
         return 0, {}
 
-    def _longest_state(self, head: Manifest, tokens: list[int], parted_at: int) -> tuple[Manifest, int] | None:
+    def _longest_state(
+        self, head: Manifest, codec: Codec, tokens: list[int], parted_at: int
+    ) -> tuple[Manifest, int] | None:
         """The state in the agent's history, and the position in it, that keeps most of `tokens`."""
         limit = len(tokens) - 1
-        best: tuple[Manifest, int] | None = None
-        if all(group.window is None for group in self._spec.groups):
-            best = head, min(parted_at, head.cached, limit) // GROUP_TOKENS * GROUP_TOKENS
+        found: list[tuple[int, Manifest]] = []
+        if head.codec == codec and all(group.window is None for group in self._spec.groups):
+            found.append((min(parted_at, head.cached, limit) // GROUP_TOKENS * GROUP_TOKENS, head))
         for manifest in self._history(head):
-            if manifest.model != head.model or manifest.codec != head.codec or manifest.cached > limit:
-                continue
-            cached = self._store.tokens(manifest)[: manifest.cached].tolist()
-            if cached == tokens[: manifest.cached] and (best is None or manifest.cached > best[1]):
-                best = manifest, manifest.cached
-        return best if best and best[1] else None
+            if (manifest.model, manifest.codec) == (head.model, codec) and manifest.cached <= limit:
+                cached = self._store.tokens(manifest)[: manifest.cached].tolist()
+                if cached == tokens[: manifest.cached]:
+                    found.append((manifest.cached, manifest))
+        position, best = max(found, key=lambda at: at[0], default=(0, head))
+        return (best, position) if position else None
 
     def _history(self, head: Manifest) -> Iterator[Manifest]:
         manifest = head
         yield manifest
-        while manifest.previous is not None:
+        while manifest.previous and self._store.has_manifest(head.domain, manifest.previous):
             manifest = self._store.manifest(head.domain, manifest.previous)
             yield manifest

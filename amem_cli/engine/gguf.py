@@ -10,7 +10,7 @@ import json
 import mmap
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from amem_cli.engine.gguf_tokenizer import tokenizer_of
 from kvstore import files
-from kvstore.errors import ModelMismatchError
+from kvstore.errors import AmemError, ModelMismatchError
 from kvstore.locks import Lock
 
 ARCHITECTURES = ("gemma3", "llama", "qwen2")
@@ -133,7 +133,12 @@ def _once(digest: str, cache: Path, make: Callable[[Path], None]) -> Path:
             if part.is_dir():
                 files.remove_folder(part)
             files.make_dir(part)
-            make(part)
+            try:
+                make(part)
+            except BaseException:
+                with suppress(AmemError):  # a full disk must get its space back; what failed first is what is told
+                    files.remove_folder(part)
+                raise
             files.sync_dir(part)
             files.replace(part, folder)
             files.sync_dir(cache)
@@ -153,6 +158,8 @@ def _write_folder(reader: GGUFReader, folder: Path) -> None:
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelMismatchError(f"GGUF files of {architecture!r} models cannot be read", f"those of {known} can")
+    if fields.get("split.count", 1) > 1:
+        raise ModelMismatchError("a GGUF model in several files cannot be read", "join them: llama-gguf-split --merge")
     tensors = [_place(tensor, architecture, fields) for tensor in reader.tensors if tensor.name != _ROPE_FACTORS]
     factors = next((tensor.data for tensor in reader.tensors if tensor.name == _ROPE_FACTORS), None)
     tokenizer, settings = tokenizer_of(fields)
@@ -178,6 +185,14 @@ def _write_weights(path: Path, tensors: list[_Tensor]) -> None:
     files.append(path, b"")
 
 
+def _need(fields: Fields, key: str) -> Any:
+    """A number that the file must tell. Raises ModelMismatchError, also for one that differs from layer to layer."""
+    value = fields.get(key)
+    if not isinstance(value, int | float):
+        raise ModelMismatchError(f"the GGUF file tells no single {key}", "convert the model to GGUF again")
+    return value
+
+
 def _place(tensor: ReaderTensor, architecture: str, fields: Fields) -> _Tensor:
     """`tensor` under its MLX name, with what llama.cpp did to it. Raises ModelMismatchError for an unknown one."""
     gemma = architecture == "gemma3"
@@ -189,7 +204,8 @@ def _place(tensor: ReaderTensor, architecture: str, fields: Fields) -> _Tensor:
         raise ModelMismatchError(f"a {architecture} model with a tensor {tensor.name!r} cannot be read")
     heads = None
     if architecture == "llama" and match[2] in ("attn_q", "attn_k"):
-        heads = int(fields["llama.attention.head_count" if match[2] == "attn_q" else "llama.attention.head_count_kv"])
+        heads = _need(fields, "llama.attention.head_count")
+        heads = heads if match[2] == "attn_q" else fields.get("llama.attention.head_count_kv", heads)
     return _Tensor(f"model.layers.{match[1]}.{part}.{match[3]}", tensor, heads, gemma and "norm" in match[2])
 
 
@@ -200,9 +216,7 @@ def _config(architecture: str, fields: Fields, tensors: list[_Tensor], factors: 
         return fields.get(f"{architecture}.{key}", default)
 
     def need(key: str) -> Any:
-        if get(key) is None:
-            raise ModelMismatchError(f"the GGUF file does not tell its {architecture}.{key}", "convert the model again")
-        return get(key)
+        return _need(fields, f"{architecture}.{key}")
 
     names = {tensor.name: tensor for tensor in tensors}
     heads = need("attention.head_count")

@@ -51,7 +51,7 @@ class TurnResult:
 
     agent: str
     model: str
-    domain: str | None  # None: it has no name, being the agent's own
+    domain: str  # its id where it has no name, being the agent's own
     manifest: str | None  # None: nothing was saved
     before: str | None
     tokens: int

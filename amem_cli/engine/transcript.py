@@ -40,7 +40,7 @@ class Transcript:
         """Begin a conversation: BOS and system text. Raises UsageError where the template takes no system text."""
         ids = prompt.opening(system)
         if ids:
-            self._append(ids, "system" if prompt.has_template or system else "raw", None)
+            self._append(ids, "system" if system else "raw", None)  # a template may treat a given text in its own way
 
     def add(self, prompt: PromptFormat, text: Text) -> None:
         """Append a part of a turn, which stays open. Raises UsageError for a role that the template refuses."""
