@@ -57,6 +57,33 @@ class Index:
         if values:
             self._run(insert, None)
 
+    def forget(self, domain_id: str, digests: Iterable[str]) -> None:
+        """Erase the rows of these blocks; SQLite overwrites them. Where it cannot, the whole index goes.
+
+        Raises AmemError where that fails, too.
+        """
+        values = [(domain_id, sha256) for sha256 in digests]
+
+        def delete(db: sqlite3.Connection) -> bool:
+            with db:
+                db.executemany("DELETE FROM blocks WHERE domain = ? AND sha256 = ?", values)
+            return True
+
+        if not self._layout.index.exists():
+            return
+        if not self._run(delete, False) and not self._discard():
+            raise AmemError(f"rows of erased blocks are still in {self._layout.index}", "remove that file")
+
+    def listed(self, domain_id: str) -> set[str] | None:
+        """The blocks of a domain that have rows. Reads only; None where there is an index that cannot be read."""
+        if not self._layout.index.exists():
+            return set()
+        try:
+            with closing(sqlite3.connect(f"{self._layout.index.as_uri()}?mode=ro", uri=True, timeout=1)) as db:
+                return {sha256 for (sha256,) in db.execute("SELECT sha256 FROM blocks WHERE domain = ?", (domain_id,))}
+        except sqlite3.DatabaseError:
+            return None
+
     def _run(self, work: Callable[[sqlite3.Connection], Result], default: Result) -> Result:
         for _ in range(2):
             try:

@@ -6,7 +6,7 @@ A ref names a manifest by its digest. It moves only under the journal lock, afte
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +17,9 @@ from kvstore.journal import Actor, Entry, JournalWriter, writing
 from kvstore.layout import Layout
 
 SNAPSHOT = "snapshot"  # the op of a snapshot's journal line
+REMOVE, ERASE = "rm", "erase"  # of an agent's removal, without its bytes and with them
+REMOVE_SNAPSHOT, ERASE_SNAPSHOT = "rm-snapshot", "erase-snapshot"  # their note is the time of the snapshot's line
+REMOVE_DOMAIN, ERASE_DOMAIN = "rm-domain", "erase-domain"  # the one frees its name, the other destroys it
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,36 @@ def put(layout: Layout, ref: AgentRef | SnapshotRef) -> None:
     files.publish(path, encode(ref), layout.staged_ref)
 
 
+def remove_agent(layout: Layout, agent: AgentRef) -> None:
+    """Remove an agent's ref, which ends the agent, and then its snapshots. Only within `moving`."""
+    _remove(layout.agent_ref(agent.name))
+    snapshots = layout.snapshot_folder(agent.name)
+    if snapshots.is_dir():
+        files.remove_folder(snapshots)
+        files.sync_dir(snapshots.parent, full=True)
+
+
+def remove_snapshot(layout: Layout, snapshot: SnapshotRef) -> None:
+    """Remove a snapshot. Only within `moving`."""
+    _remove(layout.snapshot_ref(snapshot.agent, snapshot.name))
+
+
+def free_domain_name(layout: Layout, domain: Domain) -> None:
+    """Take a domain's name away, so that another domain may have it. Only within `moving`."""
+    files.publish(layout.domain_file(domain.id), encode(replace(domain, name=None)), layout.staged_ref)
+
+
+def remove_domain(layout: Layout, domain_id: str) -> None:
+    """Destroy a domain's salt and name; what else is in its folder stays. Only within `moving`."""
+    _remove(layout.domain_file(domain_id))
+
+
+def _remove(path: Path) -> None:
+    files.unlink(path)
+    if path.parent.is_dir():
+        files.sync_dir(path.parent, full=True)
+
+
 def put_domain(layout: Layout, domain: Domain, temporary: Path) -> None:
     """Write a domain to disk unless it stands there: one made for an agent does so with the agent's first commit."""
     path = layout.domain_file(domain.id)
@@ -147,9 +180,17 @@ def _newest_first(paths: Iterable[Path], kind: type[Document]) -> Iterator[Docum
 
 def _followed(layout: Layout, entry: Entry) -> bool:
     """Whether a ref moved as the journal's last entry says. It is the one that moved last, so it is found at once."""
-    wanted = (entry.change.agent_id, entry.change.after, entry.time)
-    if entry.change.op == SNAPSHOT:
-        snapshots = _newest_first(layout.snapshot_refs.glob("*/*"), SnapshotRef)
-        return any((ref.agent_id, ref.manifest, ref.created) == wanted for ref in snapshots)
+    change = entry.change
+    if change.op in (REMOVE_DOMAIN, ERASE_DOMAIN):
+        domain = read_domain(layout, change.domain_id)
+        return domain is None or (change.op == REMOVE_DOMAIN and domain.name is None)
     agents = _newest_first(layout.agent_refs.iterdir(), AgentRef)
+    if change.op in (REMOVE, ERASE):
+        return all(ref.id != change.agent_id for ref in agents)
+    snapshots = _newest_first(layout.snapshot_refs.glob("*/*"), SnapshotRef)
+    if change.op in (REMOVE_SNAPSHOT, ERASE_SNAPSHOT):
+        return all((ref.agent_id, ref.created) != (change.agent_id, change.note) for ref in snapshots)
+    wanted = (change.agent_id, change.after, entry.time)
+    if change.op == SNAPSHOT:
+        return any((ref.agent_id, ref.manifest, ref.created) == wanted for ref in snapshots)
     return any((ref.id, ref.manifest, ref.updated) == wanted for ref in agents)

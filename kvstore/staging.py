@@ -25,6 +25,11 @@ def shared_store_lock(layout: Layout, actor: Actor) -> Lock:
     return Lock(layout.lock("store"), "the store", actor.via).acquire(shared=True, wait=INTERNAL_WAIT)
 
 
+def exclusive_store_lock(layout: Layout, actor: Actor) -> Lock:
+    """Nobody commits, looks for what to use again, or unlinks until this is released."""
+    return Lock(layout.lock("store"), "the store", actor.via).acquire(shared=False, wait=INTERNAL_WAIT)
+
+
 class Staging:
     """A new staging folder, locked. `close` drops what was not placed."""
 
@@ -33,7 +38,7 @@ class Staging:
         self._layout = layout
         self._actor = actor
         self._staged: dict[Path, Path] = {}  # where a file will stand → where it stands now
-        _sweep(layout)
+        sweep(layout)
         self.folder, self._descriptor = _new_folder(layout)
 
     def close(self) -> None:
@@ -92,7 +97,7 @@ def _new_folder(layout: Layout) -> tuple[Path, int]:
             return folder, descriptor
 
 
-def _sweep(layout: Layout) -> None:
+def sweep(layout: Layout) -> None:
     """Remove the staging folders of writers that have died: nobody holds their locks."""
     for folder in layout.staging.iterdir():
         descriptor = lock_folder(folder)

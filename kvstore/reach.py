@@ -1,0 +1,106 @@
+"""Which files the refs of one domain lead to, and who holds them: what an erasure must leave in place.
+
+A state leads to its manifest, pages, blocks and tail. An agent leads to its head, its snapshots, and all kept states
+before them; a fork also to the one state that it came from, not into the other agent's history.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kvstore import files
+from kvstore.layout import Layout
+from kvstore.locks import lock_folder
+from kvstore.manifest import FileRow
+from kvstore.reader import Reader
+
+KINDS = ("manifests", "pages", "tails", "blocks")
+"""The folders of a domain, in the order in which they may be emptied: a manifest goes before what it names."""
+
+
+class StoredObject(NamedTuple):
+    """A file of a domain: the folder it is in, and the SHA-256 that names it."""
+
+    kind: str
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.removesuffix('s')} sha256:{self.sha256}"
+
+    def path(self, layout: Layout, domain_id: str) -> Path:
+        suffix = ".safetensors" if self.kind in ("blocks", "tails") else ".json"
+        return layout.domain(domain_id) / self.kind / self.sha256[:2] / f"{self.sha256}{suffix}"
+
+
+class Reach:
+    """The objects of one domain that holders lead to; each page is read once."""
+
+    def __init__(self, reader: Reader, domain_id: str) -> None:
+        self.holders: dict[StoredObject, set[str]] = defaultdict(set)
+        self._reader = reader
+        self._domain = domain_id
+        self._pages: dict[str, list[StoredObject]] = {}
+
+    def mark(self, holder: str, agent_id: str, roots: Iterable[str]) -> None:
+        """Mark what `roots`, states of the agent `agent_id`, lead to. Raises DamageError, and for a missing root."""
+        roots = set(roots)
+        todo: list[str | None] = [*roots]
+        seen: set[str] = set()
+        while todo:
+            digest = todo.pop()
+            if digest is None or digest in seen:
+                continue
+            if digest not in roots and not self._reader.has_manifest(self._domain, digest):
+                continue  # gc has taken it from the history
+            seen.add(digest)
+            manifest = self._reader.manifest(self._domain, digest)
+            named = [StoredObject("manifests", digest)]
+            named += [StoredObject("blocks", row.sha256) for row in manifest.window_blocks]
+            named += [StoredObject("tails", manifest.tail.sha256)] if manifest.tail else []
+            for row in manifest.pages:
+                named += self._page(row)
+            for found in named:
+                self.holders[found].add(holder)
+            if manifest.agent == agent_id:
+                todo += (manifest.previous, manifest.resumes)
+
+    def _page(self, row: FileRow) -> list[StoredObject]:
+        if row.sha256 not in self._pages:
+            blocks = self._reader.page(self._domain, row).blocks
+            own = [StoredObject("pages", row.sha256), *(StoredObject("blocks", block.sha256) for block in blocks)]
+            self._pages[row.sha256] = own
+        return self._pages[row.sha256]
+
+
+def stored_objects(layout: Layout, domain_id: str) -> Iterator[StoredObject]:
+    """Every file in a domain that is named as an object, whether or not anything leads to it, by kind and name."""
+    for kind in KINDS:
+        for path in sorted((layout.domain(domain_id) / kind).glob("??/*")):
+            found = StoredObject(kind, path.stem)
+            if found.path(layout, domain_id) == path:
+                yield found
+
+
+def size_of(layout: Layout, domain_id: str, found: StoredObject) -> int:
+    """Bytes on disk; 0 where it is missing."""
+    try:
+        return os.lstat(found.path(layout, domain_id)).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def live_pins(layout: Layout) -> set[str]:
+    """What transactions under way hold, as digests and domain ids. Stable under the exclusive store lock."""
+    pins: set[str] = set()
+    for folder in layout.staging.iterdir():
+        descriptor = lock_folder(folder)
+        if descriptor is not None:  # its writer is dead
+            os.close(descriptor)
+            continue
+        try:
+            pins.update(files.read(folder / "pins").decode().split())
+        except FileNotFoundError:
+            continue
+    return pins
