@@ -7,7 +7,6 @@ token.
 """
 
 import math
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from kvstore.shapes import CODECS, GROUP_TOKENS
 
 CODEC_NAMES = ("q4-channel", "q4-token", "q8-channel")
 REFERENCE = "full precision"
-TARGETS = {"q4-channel": 0.04}
 
 Run = Callable[[list[int]], mx.array]  # token ids of one pass → log probabilities [tokens, vocabulary] in float32
 
@@ -59,6 +57,12 @@ def _log_probabilities(logits: mx.array) -> mx.array:
     return exact - mx.logsumexp(exact, axis=-1, keepdims=True)
 
 
+def _float(array: mx.array) -> float:
+    value = array.item()
+    assert isinstance(value, float)
+    return value
+
+
 def compare(model: LoadedModel, ids: list[int], unscored: int, lengths: Iterator[int]) -> list[Row]:
     """Feed `ids` but the last: `unscored` tokens as a prefill, and then passes of `lengths`, which are scored."""
     runs = runs_of(model)
@@ -73,8 +77,8 @@ def compare(model: LoadedModel, ids: list[int], unscored: int, lengths: Iterator
         expected = runs[REFERENCE](ids[at : at + length])
         for name, run in runs.items():
             found = expected if name == REFERENCE else run(ids[at : at + length])
-            divergence[name] += mx.sum(mx.exp(expected) * (expected - found)).item()
-            loss[name] -= mx.sum(mx.take_along_axis(found, targets, axis=-1)).item()
+            divergence[name] += _float(mx.sum(mx.exp(expected) * (expected - found)))
+            loss[name] -= _float(mx.sum(mx.take_along_axis(found, targets, axis=-1)))
         at += length
     scored = at - unscored
     return [
@@ -112,7 +116,7 @@ def draw(axes: Any, rows: list[Row]) -> None:
 
 
 def main() -> None:
-    parser: ArgumentParser = options("fidelity", __doc__ or "")
+    parser = options("fidelity", __doc__ or "")
     parser.add_argument("text", type=Path, nargs="?", metavar="TEXT", help="a text file (default: the demo's text)")
     parser.add_argument("--model", nargs="+", default=[DEMO], help=f"model folders, .gguf files or {DEMO}")
     parser.add_argument("--tokens", type=int, default=1024, help="a multiple of 64")

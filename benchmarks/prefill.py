@@ -6,6 +6,7 @@ model has them it is put on those layers all the same, and keeps all tokens ther
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -76,7 +77,7 @@ def measure(model: LoadedModel, ids: list[int], tokens: int, repeats: int) -> li
 
     rows: list[Row] = []
     for what, run, count in (("prefill", prefill, tokens), ("decode", decode, STEPS)):
-        found = interleaved(repeats, {name: lambda run=run, name=name: run(name) for name in ways})
+        found = interleaved(repeats, {name: partial(run, name) for name in ways})
         own = found["amem"]
         rows.append(
             {

@@ -66,9 +66,7 @@ def compare(reader: Reader, a: State, b: State) -> Difference:
 
 def tokens_from(reader: Reader, manifest: Manifest, start: int) -> list[int]:
     """The token ids of a state from `start` on. Raises DamageError."""
-    return [
-        token for page in reader.pages(manifest) for token in page.tokens[max(0, start - page.start) :]
-    ]
+    return [token for page in reader.pages(manifest) for token in page.tokens[max(0, start - page.start) :]]
 
 
 _Blocks = dict[tuple[str, str], BlockRow]  # by domain and digest

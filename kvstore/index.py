@@ -7,7 +7,7 @@ looks up checks that the file is there.
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TypeVar
 
@@ -57,22 +57,36 @@ class Index:
         if values:
             self._run(insert, None)
 
-    def forget(self, domain_id: str, digests: Iterable[str]) -> None:
-        """Erase the rows of these blocks; SQLite overwrites them. Where it cannot, the whole index goes.
+    def forget(self, domain_id: str, digests: Iterable[str] | None) -> None:
+        """Erase the rows of these blocks, or (None) of the whole domain; SQLite overwrites them.
 
-        Raises AmemError where that fails, too.
+        Where it cannot, the whole index goes. Raises AmemError where that fails, too.
         """
-        values = [(domain_id, sha256) for sha256 in digests]
+        values = None if digests is None else [(domain_id, sha256) for sha256 in digests]
 
         def delete(db: sqlite3.Connection) -> bool:
             with db:
-                db.executemany("DELETE FROM blocks WHERE domain = ? AND sha256 = ?", values)
+                if values is None:
+                    db.execute("DELETE FROM blocks WHERE domain = ?", (domain_id,))
+                else:
+                    db.executemany("DELETE FROM blocks WHERE domain = ? AND sha256 = ?", values)
             return True
 
         if not self._layout.index.exists():
             return
         if not self._run(delete, False) and not self._discard():
             raise AmemError(f"rows of erased blocks are still in {self._layout.index}", "remove that file")
+
+    def prune(self, gone: Collection[tuple[str, str]]) -> None:
+        """Remove the rows of these blocks, (domain id, SHA-256), if there is an index that can be written."""
+
+        def delete(db: sqlite3.Connection) -> None:
+            rows = db.execute("SELECT id, domain, sha256 FROM blocks")
+            with db:
+                db.executemany("DELETE FROM blocks WHERE id = ?", [(n,) for n, *key in rows if tuple(key) in gone])
+
+        if gone and self._layout.index.exists():
+            self._run(delete, None)
 
     def listed(self, domain_id: str) -> set[str] | None:
         """The blocks of a domain that have rows. Reads only; None where there is an index that cannot be read."""

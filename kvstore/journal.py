@@ -76,6 +76,11 @@ class Entry:
         values = asdict(self)
         return dump({**values.pop("change"), **values}) + b"\n"
 
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the line without its newline: what the next line holds as `prev`."""
+        return hashlib.sha256(self.line()[:-1]).hexdigest()
+
 
 def parse_line(line: bytes) -> Entry | None:
     """The entry of one line (without its newline), or None where it is malformed."""

@@ -4,7 +4,6 @@ A commit is one state of an agent's history, newest first, as far as gc has kept
 that the state it goes on from does not have: after a restore or a fork there are none.
 """
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -138,9 +137,7 @@ def journal_between(journal: Path, since: datetime | None, until: datetime | Non
 
 def journal_head(journal: Path) -> JournalHead:
     """How far a journal goes, its chain checked. Raises DamageError."""
-    entries = size = 0
-    last = None
+    head = JournalHead(0, 0, NO_LINE)
     for entry in read_journal(journal):
-        last = entry.line()
-        entries, size = entry.seq, size + len(last)
-    return JournalHead(entries, size, hashlib.sha256(last[:-1]).hexdigest() if last else NO_LINE)
+        head = JournalHead(entry.seq, head.bytes + len(entry.line()), entry.digest)
+    return head

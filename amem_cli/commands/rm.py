@@ -1,0 +1,109 @@
+"""`amem rm`: remove agents, snapshots and domains; with --erase their bytes at once, and a certificate of it."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from amem_cli.options import DEFAULT_WAIT, Call, Wait, command, new_app
+from amem_cli.output import human_size
+from kvstore.errors import AmemError, DamageError, IsolationError, PartialError, UsageError
+from kvstore.naming import Ref, check_name, parse_ref
+
+if TYPE_CHECKING:
+    from kvstore.removal import Action, Removal
+    from kvstore.store import Store
+
+app = new_app()
+
+_MEANINGS: "dict[Action, str]" = {"erased": "erased", "left": "left to the next gc", "kept": "kept"}
+
+
+@command(app)
+def rm(
+    call: Call,
+    refs: Annotated[list[str] | None, typer.Argument(metavar="REF…", help="Agents, or snapshots AGENT@NAME.")] = None,
+    domain: Annotated[
+        str | None, typer.Option("--domain", metavar="D", help="A domain, by name or id, and all of its agents.")
+    ] = None,
+    erase: Annotated[bool, typer.Option("--erase", help="Remove the bytes now, and print a certificate.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go and what would stay.")] = False,
+    wait: Wait = DEFAULT_WAIT,
+) -> None:
+    """Remove agents, snapshots or a domain. The bytes go with the next gc, or at once with --erase."""
+    if bool(refs) == (domain is not None):
+        raise UsageError("say what to remove", "give agents and snapshots, or one --domain D")
+    wanted: list[Ref | str] = [*map(parse_ref, refs or ())] if domain is None else [check_name("domain", domain)]
+    store = call.open_store()
+    done, failures = [], []
+    for what in dict.fromkeys(wanted):
+        try:
+            done.append(_remove(store, what, wait, erase, dry_run))
+        except AmemError as error:
+            if len(wanted) == 1:
+                raise
+            failures.append(error)
+            _tell_failure(call, what, error)
+            continue
+        _tell(call, done[-1])
+    code = _exit_code(done, failures, erase and not dry_run)
+    call.out.result(call.command, _certificates(done), ok=code == 0, **_figures(done, len(failures), dry_run))
+    if code:
+        raise typer.Exit(code)
+
+
+def _remove(store: "Store", what: Ref | str, wait: float, erase: bool, dry_run: bool) -> "Removal":
+    from kvstore import removal
+
+    if isinstance(what, str):
+        return removal.remove_domain(store, what, wait, erase=erase, dry_run=dry_run)
+    return removal.remove(store, what, wait, erase=erase, dry_run=dry_run)
+
+
+def _exit_code(done: list["Removal"], failures: list[AmemError], erasing: bool) -> int:
+    for kind in (IsolationError, DamageError):
+        if any(isinstance(error, kind) for error in failures):
+            return kind.exit_code
+    partial = bool(failures) or any(not removal.complete and erasing for removal in done)
+    return PartialError.exit_code if partial else 0
+
+
+def _tell_failure(call: Call, what: Ref | str, error: AmemError) -> None:
+    call.out.warn(f"{what} stays: {error.message}")
+    call.out.line("failed", ref=str(what), code=error.code, exit=error.exit_code, message=error.message)
+
+
+def _tell(call: Call, removal: "Removal") -> None:
+    for found in removal.objects:
+        call.out.line("object", **asdict(found), dry_run=removal.dry_run)
+        if found.action == "failed":
+            call.out.warn(f"{found.kind} {found.name} is still there: {found.reason}")
+    would = "would be " if removal.dry_run else ""
+    for action, meaning in _MEANINGS.items():
+        files = [found for found in removal.objects if found.action == action and found.bytes]
+        if files:
+            holders = sorted({holder for found in files for holder in found.held_by})
+            needed = f", needed by {', '.join(holders)}" if holders else ""
+            size = human_size(removal.bytes_of(action))
+            call.out.say(f"{removal.what}: {len(files)} files, {size} {would}{meaning}{needed}")
+
+
+def _certificates(done: list["Removal"]) -> str | None:
+    found = [json.dumps(removal.certificate.document()) for removal in done if removal.certificate]
+    return "\n".join(found) if found else None
+
+
+def _figures(done: list["Removal"], failures: int, dry_run: bool) -> dict[str, Any]:
+    erased = [found for removal in done for found in removal.objects if found.action == "erased"]
+    kept = [found for removal in done for found in removal.objects if found.action == "kept"]
+    return {
+        "removed": [removal.what for removal in done],
+        "failed": failures,
+        "freed_bytes": sum(found.bytes for found in erased),
+        "freed_objects": sum(found.bytes > 0 for found in erased),
+        "left_bytes": sum(removal.bytes_of("left") for removal in done),
+        "kept_objects": len(kept),
+        "dry_run": dry_run,
+        "certificates": [removal.certificate.document() for removal in done if removal.certificate],
+    }

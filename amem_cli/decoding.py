@@ -1,0 +1,54 @@
+"""Tokens of agents as text, on request only: by the model's tokenizer, without loading the model or MLX."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from amem_cli.options import Call
+from kvstore.errors import ModelMismatchError
+from kvstore.manifest import ModelIdentity
+
+if TYPE_CHECKING:
+    from amem_cli.engine.prompt import PromptFormat
+
+
+class Decoder:
+    """Decodes for one command; each model's tokenizer is read once."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._prompts: dict[str, PromptFormat] = {}
+
+    def text(self, model: ModelIdentity, ids: Sequence[int]) -> str:
+        """The text of `ids`, control tokens included. Raises NotFoundError, and ModelMismatchError.
+
+        The tokenizer must be the one that the agent was made with.
+        """
+        return self._prompt(model).decode(ids)
+
+    def answer(self, model: ModelIdentity, ids: Sequence[int]) -> str:
+        """What was said in an answer's turn, without the template's tokens around it. Raises as `text`."""
+        prompt = self._prompt(model)
+        opening, said = prompt.answer_start(), list(ids)
+        for place in range(len(said) - len(opening) + 1 if opening else 0):
+            if said[place : place + len(opening)] == opening:
+                said = said[place + len(opening) :]
+                break
+        while said and said[-1] in prompt.stop_ids:
+            said.pop()
+        return prompt.decode(said)
+
+    def _prompt(self, model: ModelIdentity) -> "PromptFormat":
+        if model.fingerprint not in self._prompts:
+            from amem_cli.engine import fingerprint, registry, sources
+
+            cache = self._call.cache_dir
+            entry = registry.find(self._call.layout, model.name)
+            folder = sources.materialize(entry, cache)
+            present = fingerprint.identify(folder, entry.adapter, entry.name, sources.memory(cache))
+            if "tokenizer" in fingerprint.compare(model, present):
+                raise ModelMismatchError(
+                    f"the tokenizer of {model.name} is not the one that the agent was made with",
+                    "register the model that it was made with",
+                )
+            self._prompts[model.fingerprint] = sources.load_prompt(folder)
+        return self._prompts[model.fingerprint]

@@ -1,0 +1,138 @@
+"""Unlinking what nobody leads to, in batches under the exclusive store lock.
+
+Between two batches writers commit. So each batch first looks which refs have changed and what transactions have
+pinned, and spares what these lead to. A manifest goes before what it names, and is flushed out of its folder before
+that: a state that can be found at all is whole, also after a crash.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+
+from kvstore import files
+from kvstore.errors import AmemError
+from kvstore.index import Index
+from kvstore.locks import INTERNAL_WAIT, Lock, lock_folder
+from kvstore.marks import Marks, list_domain, read_root, ref_paths
+from kvstore.reach import KINDS, StoredObject, live_pins
+from kvstore.staging import exclusive_store_lock
+from kvstore.store import Store
+from kvstore.survey import Survey, ref_signatures
+
+BATCH = 256  # files that are unlinked while writers wait
+Located = tuple[str, StoredObject]  # with the id of its domain
+
+
+class Sweep:
+    """Deletes what a survey found to be garbage, and spares what writers have taken up since."""
+
+    def __init__(self, store: Store, seen: Survey, history: int) -> None:
+        self.deleted: set[Located] = set()
+        self.pinned: set[Located] = set()
+        self.failed: dict[Path, str] = {}  # → why
+        self.removed: dict[Path, int] = {}  # folders of domains and dead writers → bytes of what was in them
+        self._store = store
+        self._layout = store.layout
+        self._seen = seen
+        self._signatures = seen.signatures
+        self._history = history
+        self._live = {root.domain for root in seen.roots}
+
+    def run(self) -> None:
+        """Delete. Raises DamageError where a ref that has changed meanwhile leads to something damaged; it then ends."""
+        for kind in KINDS:
+            queue = iter([(d, o) for d, objects in self._seen.doomed.items() for o in objects if o.kind == kind])
+            while batch := list(islice(queue, BATCH)):
+                with exclusive_store_lock(self._layout, self._store.actor):
+                    self._spare_what_changed()
+                    self._unlink(batch)
+        Index(self._layout).prune({(d, found.sha256) for d, found in self.deleted if found.kind == "blocks"})
+        self._remove_dead_writers()
+        self._remove_domains()
+
+    def _spare_what_changed(self) -> None:
+        if pins := live_pins(self._layout):
+            self._live |= pins
+            for domain_id, objects in self._seen.doomed.items():
+                for found in [found for found in objects if found.sha256 in pins]:
+                    del objects[found]
+                    self.pinned.add((domain_id, found))
+        now = ref_signatures(ref_paths(self._layout))
+        for path in (path for path, signature in now.items() if self._signatures.get(path) != signature):
+            if root := read_root(self._layout, path):
+                self._live.add(root.domain)
+                self._spare_state(root.domain, root.manifest, self._history)
+        self._signatures = now
+
+    def _spare_state(self, domain_id: str, manifest: str, history: int) -> None:
+        marks = Marks(self._store, domain_id)
+        marks.add(0, manifest, history)
+        for found in marks.owners:
+            self._seen.doomed.get(domain_id, {}).pop(found, None)
+
+    def _unlink(self, batch: list[Located]) -> None:
+        folders: set[Path] = set()
+        for domain_id, found in batch:
+            if found not in self._seen.doomed[domain_id]:
+                continue
+            path = found.path(self._layout, domain_id)
+            with self._failures(path):
+                files.unlink(path)
+                self.deleted.add((domain_id, found))
+                folders.add(path.parent)
+            if path in self.failed and found.kind == "manifests":  # an earlier state that may still be asked for
+                with suppress(AmemError):
+                    self._spare_state(domain_id, found.sha256, 0)
+        for folder in sorted(folders):
+            with self._failures(folder):
+                self._settle(folder, flush=batch[0][1].kind in ("manifests", "pages"))
+
+    def _settle(self, folder: Path, flush: bool) -> None:
+        if not any(folder.iterdir()):
+            files.remove_folder(folder)
+            folder = folder.parent
+        if flush:
+            files.sync_dir(folder)
+
+    def _remove_dead_writers(self) -> None:
+        for folder, size in self._seen.dead_writers.items():
+            with exclusive_store_lock(self._layout, self._store.actor), self._failures(folder):
+                descriptor = lock_folder(folder)
+                if descriptor is None:  # another writer has removed it
+                    continue
+                try:
+                    files.remove_folder(folder)
+                    self.removed[folder] = size
+                finally:
+                    os.close(descriptor)
+
+    def _remove_domains(self) -> None:
+        """Remove the domains that no ref and no transaction needs, unless something could not be deleted there."""
+        empty = [domain_id for domain_id in self._seen.doomed if domain_id not in self._live]
+        if not empty:
+            return
+        domains = Lock(self._layout.lock("domains"), "the list of domains", self._store.actor.via)
+        with exclusive_store_lock(self._layout, self._store.actor), domains.acquire(False, INTERNAL_WAIT):
+            self._spare_what_changed()
+            for domain_id in empty:
+                if domain_id not in self._live and not any(list_domain(self._layout, domain_id)):
+                    with self._failures(self._layout.domain(domain_id)):
+                        self._remove_domain(domain_id)
+
+    def _remove_domain(self, domain_id: str) -> None:
+        """domain.json first: a commit that finds it expects the folders as well."""
+        path, folder = self._layout.domain_file(domain_id), self._layout.domain(domain_id)
+        size = path.lstat().st_size if path.exists() else 0
+        files.unlink(path)
+        for inner in [*sorted(folder.glob("*/*")), *sorted(folder.glob("*")), folder]:
+            files.remove_folder(inner)
+        self.removed[folder] = size
+
+    @contextmanager
+    def _failures(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except AmemError as error:
+            self.failed[path] = error.message

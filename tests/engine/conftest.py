@@ -1,0 +1,12 @@
+"""What several of the engine's tests share."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.places import Place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)

@@ -1,0 +1,32 @@
+"""A store with engines on it, as the tests of turns use it."""
+
+from pathlib import Path
+
+from amem_cli.engine.registry import find
+from amem_cli.engine.results import Generation
+from amem_cli.engine.session import Engine
+from kvstore.history import State
+from kvstore.journal import Actor
+from kvstore.naming import parse_ref
+from kvstore.store import Store
+
+SENTENCE = "The cat sat on the mat and thought of the river that runs through the city. "
+SHORT = Generation(max_tokens=12)
+
+
+class Place:
+    """A store and engines on it, each as a new process would make it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = Store.open_or_create(root / "store", Actor.here("test", "0"))
+
+    def engine(self, model: Path, checkpoint_seconds: float = 0.0) -> Engine:
+        return Engine(self.store, find(self.store.layout, str(model)), self.root / "cache", checkpoint_seconds)
+
+    def state(self, ref: str) -> State:
+        return self.store.resolve(parse_ref(ref))
+
+    def files(self) -> dict[Path, tuple[int, int]]:
+        paths = (path for path in (self.root / "store").rglob("*") if path.is_file())
+        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
