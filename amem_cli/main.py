@@ -31,6 +31,7 @@ from kvstore.errors import AmemError, NoSpaceError, UsageError
 COMMANDS = {
     "prefill": "Build an agent's cache from text.",
     "chat": "Say something to an agent; its answer is streamed.",
+    "extend": "Add context to an agent without generating.",
     "snapshot": "Name a state of an agent.",
     "restore": "Move an agent's head to a state.",
     "fork": "Continue a state under another name.",
@@ -38,6 +39,9 @@ COMMANDS = {
     "log": "Show an agent's history, or the journal.",
     "diff": "Show where two states part, and what they share.",
     "rm": "Remove agents, snapshots or a domain.",
+    "gc": "Delete what nothing needs; evict agents to make room.",
+    "verify": "Check every file, and say what is proven.",
+    "repair": "Compute damaged blocks again.",
     "model": "Register models.",
     "doctor": "Check the machine and the store.",
     "demo": "A two-minute tour with a small model.",

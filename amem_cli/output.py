@@ -114,7 +114,10 @@ class Output:
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
         for place, name in enumerate(header):
-            table.add_column(name, justify="right" if place in right else "left", overflow="fold")
+            # where the terminal is narrow, words are folded and figures are not
+            table.add_column(
+                name, justify="right" if place in right else "left", overflow="fold", no_wrap=place in right
+            )
         for row in rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         _console(sys.stdout, self.color).print(table)

@@ -29,7 +29,7 @@ class Handled:
     action: str
     reason: str
     kind: str  # manifest, page, tail, block, staging, domain, agent, file
-    object: str  # a SHA-256, an id, an agent's name, or a path in the store
+    name: str  # a SHA-256, an id, an agent's name, or a path in the store
     agents: tuple[str, ...]
     held_by: tuple[str, ...]
     bytes: int

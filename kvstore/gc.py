@@ -13,7 +13,7 @@ import os
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from kvstore import files, refs
 from kvstore.errors import AmemError, NoSpaceError
@@ -55,7 +55,7 @@ class GCResult:
 
     @property
     def evicted(self) -> tuple[str, ...]:
-        return tuple(found.object for found in self.handled if found.action == "evict")
+        return tuple(found.name for found in self.handled if found.action == "evict")
 
     @property
     def failed(self) -> tuple[Handled, ...]:
@@ -101,11 +101,13 @@ def _collect(store: Store, policy: Policy) -> GCResult:
         owners = Owners(store, seen, evicted)
         sweep = Sweep(store, seen, policy.keep_history)
         sweep.run()
+        handled = [found for found in handled if found.action in ("delete", "evict")]
         handled += tell(store.layout, seen, owners, sweep)
-        gone, failed = _evict_all(store, chosen, busy)
+        gone, found_busy, failed = _evict_all(store, chosen)
         handled += [tell_eviction(seen, root) for root in gone]
         evicted |= {root.agent_id for root in gone}
-        if not gone:
+        busy |= found_busy
+        if not gone and not found_busy:
             break
     result = _result(store, policy, seen, handled + failed, dry_run=False)
     return replace(result, journaled=_tell_journal(store, result))
@@ -129,12 +131,12 @@ def _choose(store: Store, policy: Policy, seen: Survey, busy: Container[str]) ->
 def _is_unused(root: Root, policy: Policy) -> bool:
     if policy.older_than is None or root.updated is None:
         return False
-    return datetime.now(UTC) - datetime.fromisoformat(root.updated) > timedelta(seconds=policy.older_than)
+    return (datetime.now(UTC) - datetime.fromisoformat(root.updated)).total_seconds() > policy.older_than
 
 
-def _evict_all(store: Store, chosen: Sequence[Root], busy: set[str]) -> tuple[list[Root], list[Handled]]:
-    """Those that were evicted, and those that there was no space for: the next round has more. Notes the busy ones."""
-    gone, failed = [], []
+def _evict_all(store: Store, chosen: Sequence[Root]) -> tuple[list[Root], set[str], list[Handled]]:
+    """Those that were evicted, the ids of the busy ones, and those that there was no space for: now there is more."""
+    gone, busy, failed = [], set(), []
     for root in chosen:
         try:
             if evict(store, root):
@@ -143,12 +145,12 @@ def _evict_all(store: Store, chosen: Sequence[Root], busy: set[str]) -> tuple[li
                 busy.add(root.agent_id)
         except NoSpaceError as error:
             failed.append(Handled("fail", error.message, "agent", root.agent, (root.agent,), (), 0))
-    return gone, failed
+    return gone, busy, failed
 
 
 def _result(store: Store, policy: Policy, seen: Survey, handled: Sequence[Handled], dry_run: bool) -> GCResult:
     deleted = [found for found in handled if found.action == "delete"]
-    left = [found for found in handled if found.action in ("keep", "fail") and found.kind in _OBJECTS]
+    left = [found for found in handled if found.action == "fail" and found.kind in _OBJECTS]
     kept_bytes = seen.kept_bytes + sum(found.bytes for found in left)
     return GCResult(
         handled=(*handled, *tell_strangers(store.layout, seen)),

@@ -23,7 +23,7 @@ EVICT = "evict"  # the op of a state that holds tokens and feeds only
 
 @dataclass(frozen=True)
 class Root:
-    """A ref: where marking begins. `snapshot` and `updated`: one of them is None."""
+    """A ref: where marking begins. An agent's has no `snapshot`, a snapshot's was never `updated`."""
 
     path: Path
     agent: str
@@ -32,6 +32,8 @@ class Root:
     manifest: str
     snapshot: str | None
     updated: str | None
+    created: str
+    note: str | None = None
 
     def __str__(self) -> str:
         return f"{self.agent}@{self.snapshot}" if self.snapshot else self.agent
@@ -56,12 +58,13 @@ def read_root(layout: Layout, path: Path) -> Root | None:
         agent = refs.read_agent(layout, path.name)
         if agent is None:
             return None
-        root = Root(path, agent.name, agent.id, agent.domain, agent.manifest, None, agent.updated)
+        root = Root(path, agent.name, agent.id, agent.domain, agent.manifest, None, agent.updated, agent.created)
     else:
         made = refs.read_snapshot(layout, path.parent.name, path.name)
         if made is None:
             return None
-        root = Root(path, made.agent, made.agent_id, made.domain, made.manifest, made.name, None)
+        ids = (made.agent_id, made.domain, made.manifest)
+        root = Root(path, made.agent, *ids, made.name, None, made.created, made.note)
     if path not in (layout.agent_ref(root.agent), layout.snapshot_ref(root.agent, root.snapshot or "")):
         raise DamageError(f"{path} is altered: it holds another name", "run `amem verify` to see what it hurts")
     return root

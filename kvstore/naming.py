@@ -17,7 +17,7 @@ def check_name(kind: str, name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is not a {kind} name",
+            f"{name!r} cannot be the name of {'an' if kind == 'agent' else 'a'} {kind}",
             "names have 1 to 64 letters, digits, dots, dashes and underscores, and begin with a letter or digit",
         )
     return name

@@ -6,6 +6,7 @@ Only what nobody leads to is kept in memory, with the marks of one domain at a t
 import os
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,7 +75,6 @@ def survey(
     for root in sorted(roots, key=lambda root: _rank(root, spared), reverse=True):
         by_domain[root.domain].append(root)
     folders = {path.name for path in reader.layout.domains.iterdir() if path.is_dir() and not path.is_symlink()}
-    seen.foreign += [path for path in reader.layout.domains.iterdir() if path.name not in folders]
     for domain_id in sorted(folders | by_domain.keys()):
         _survey_domain(reader, seen, domain_id, [r for r in by_domain[domain_id] if r not in given_up], history)
     _survey_rest(reader, seen)
@@ -139,16 +139,22 @@ def _advice(agents: Sequence[str]) -> str:
 
 def _survey_rest(reader: Reader, seen: Survey) -> None:
     """What stands outside of the domains: strangers, and what dead writers left."""
-    layout = reader.layout
-    known = {path.relative_to(layout.root).parts[0] for path in layout.folders()}
-    known |= {path.name for path in (layout.format, layout.journal, layout.index, layout.ballast)}
-    known |= {f"{layout.index.name}-journal"}
-    seen.foreign += [path for path in layout.root.iterdir() if path.name not in known]
-    for folder in layout.staging.iterdir():
+    seen.foreign += strangers(reader.layout)
+    for folder in reader.layout.staging.iterdir():
         descriptor = lock_folder(folder)
         if descriptor is not None:
             os.close(descriptor)
-            seen.dead_writers[folder] = folder_bytes(folder)
+            with suppress(FileNotFoundError):  # the next writer was faster
+                seen.dead_writers[folder] = folder_bytes(folder)
+
+
+def strangers(layout: Layout) -> list[Path]:
+    """What stands beside a store's own files and folders, and beside its domains."""
+    known = {path.relative_to(layout.root).parts[0] for path in layout.folders()}
+    known |= {path.name for path in (layout.format, layout.journal, layout.index, layout.ballast)}
+    known.add(f"{layout.index.name}-journal")
+    found = [path for path in layout.root.iterdir() if path.name not in known]
+    return found + [path for path in layout.domains.iterdir() if not path.is_dir() or path.is_symlink()]
 
 
 def folder_bytes(folder: Path) -> int:

@@ -6,7 +6,7 @@ that: a state that can be found at all is whole, also after a crash.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -41,7 +41,7 @@ class Sweep:
         self._live = {root.domain for root in seen.roots}
 
     def run(self) -> None:
-        """Delete. Raises DamageError where a ref that has changed meanwhile leads to something damaged; it then ends."""
+        """Delete. Ends with DamageError where a ref that has changed meanwhile leads to something damaged."""
         for kind in KINDS:
             queue = iter([(d, o) for d, objects in self._seen.doomed.items() for o in objects if o.kind == kind])
             while batch := list(islice(queue, BATCH)):
@@ -56,9 +56,9 @@ class Sweep:
         if pins := live_pins(self._layout):
             self._live |= pins
             for domain_id, objects in self._seen.doomed.items():
-                for found in [found for found in objects if found.sha256 in pins]:
-                    del objects[found]
-                    self.pinned.add((domain_id, found))
+                pinned = [found for found in objects if found.sha256 in pins]
+                self._spare(domain_id, pinned)
+                self.pinned.update((domain_id, found) for found in pinned)
         now = ref_signatures(ref_paths(self._layout))
         for path in (path for path, signature in now.items() if self._signatures.get(path) != signature):
             if root := read_root(self._layout, path):
@@ -69,8 +69,13 @@ class Sweep:
     def _spare_state(self, domain_id: str, manifest: str, history: int) -> None:
         marks = Marks(self._store, domain_id)
         marks.add(0, manifest, history)
-        for found in marks.owners:
-            self._seen.doomed.get(domain_id, {}).pop(found, None)
+        self._spare(domain_id, marks.owners)
+
+    def _spare(self, domain_id: str, objects: Iterable[StoredObject]) -> None:
+        doomed = self._seen.doomed.get(domain_id, {})
+        for found in doomed.keys() & set(objects):
+            self._seen.kept_objects += 1
+            self._seen.kept_bytes += doomed.pop(found)
 
     def _unlink(self, batch: list[Located]) -> None:
         folders: set[Path] = set()
@@ -82,12 +87,18 @@ class Sweep:
                 files.unlink(path)
                 self.deleted.add((domain_id, found))
                 folders.add(path.parent)
-            if path in self.failed and found.kind == "manifests":  # an earlier state that may still be asked for
-                with suppress(AmemError):
-                    self._spare_state(domain_id, found.sha256, 0)
+            if path in self.failed and found.kind == "manifests":
+                self._spare_named(domain_id, found)
         for folder in sorted(folders):
             with self._failures(folder):
                 self._settle(folder, flush=batch[0][1].kind in ("manifests", "pages"))
+
+    def _spare_named(self, domain_id: str, manifest: StoredObject) -> None:
+        """Keep what a manifest that could not be unlinked names: it may still be asked for as an earlier state."""
+        marks = Marks(self._store, domain_id)
+        with suppress(AmemError):
+            marks.add(0, manifest.sha256, history=0)
+        self._spare(domain_id, marks.owners.keys() - {manifest})
 
     def _settle(self, folder: Path, flush: bool) -> None:
         if not any(folder.iterdir()):

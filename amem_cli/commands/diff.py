@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from amem_cli.options import Call, State, command, new_app
+from amem_cli.options import Call, command, new_app
 from amem_cli.output import digest, human_size
 from kvstore.naming import parse_ref
 
@@ -20,8 +20,10 @@ _DIGITS = 12
 @command(app)
 def diff(
     call: Call,
-    a: State,
-    b: State,
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A state: AGENT, AGENT@SNAPSHOT, AGENT~N, AGENT@sha256:PREFIX.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The state to hold against it.")],
     text: Annotated[bool, typer.Option("--text", help="Both sides' text from where they part.")] = False,
 ) -> None:
     """Show where two states part, what they share, and what computed them."""

@@ -43,8 +43,8 @@ def _list(call: Call, store: "Store") -> None:
     for usage in usages:
         call.out.line("agent", **asdict(usage))
     if usages:
-        header = ("AGENT", "MODEL", "TOKENS", "BLOCKS", "SIZE", "OWN", "SNAPSHOTS", "UPDATED")
-        call.out.table(header, [_row(usage) for usage in usages], right=range(2, 7))
+        header = ("AGENT", "MODEL", "TOKENS", "SIZE", "OWN", "SNAPS", "UPDATED")
+        call.out.table(header, [_row(usage) for usage in usages], right=range(2, 6))
     else:
         call.out.say(f"no agent in {call.root}")
     call.out.say(f"{len(usages)} agents, {human_size(total_bytes(files))} on disk")
@@ -64,7 +64,6 @@ def _row(usage: "AgentUsage") -> tuple[str, ...]:
         usage.name if usage.complete else f"{usage.name} (incomplete)",
         usage.model,
         str(usage.tokens),
-        str(usage.blocks),
         human_size(usage.bytes),
         human_size(usage.own_bytes),
         str(usage.snapshots),

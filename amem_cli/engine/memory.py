@@ -1,9 +1,9 @@
 """Large arrays in huge pages, where Linux has them.
 
 A restore into new memory spends most of its time in page faults: on one machine 50 ms for 64 MB in pages of 4 KiB,
-and 5 to 9 ms in pages of 2 MiB. A process must ask for those (`madvise`) before memory is touched, NumPy does so for
-its own arrays, and MLX touches what it allocates at once, unless it loads a file into it: so here it loads a file
-of zeros, which asks before it writes them.
+and 5 ms in pages of 2 MiB. A process must ask for those (`madvise`) before memory is touched. NumPy does so for its
+own arrays; MLX touches what it allocates at once, unless it loads a file into it. So here it loads a file of zeros,
+which asks, and leaves it to the system to zero each page when it is first used: by the thread that reads a block.
 """
 
 import ctypes
@@ -44,14 +44,20 @@ class _Zeros(io.BytesIO):
         if read := super().readinto(buffer):
             return read
         memory = np.frombuffer(buffer, np.uint8)
-        _ask_for_huge_pages(memory.ctypes.data, memory.nbytes)
-        memory.fill(0)
+        first = -memory.ctypes.data % mmap.PAGESIZE
+        end = first + (memory.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if _renew(memory.ctypes.data + first, end - first):
+            memory[:first], memory[end:] = 0, 0
+        else:
+            memory.fill(0)
         return memory.nbytes
 
 
-def _ask_for_huge_pages(address: int, nbytes: int) -> None:
-    """For the whole pages in there. Where it is refused, small ones do the same."""
-    if sys.platform == "linux":
-        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = ctypes.c_size_t(address + nbytes - start)
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), length, mmap.MADV_HUGEPAGE)
+def _renew(address: int, nbytes: int) -> bool:
+    """Make whole pages huge where that is allowed, and new: Linux hands such pages out, zeroed, when they are used."""
+    if sys.platform != "linux":
+        return False
+    madvise = ctypes.CDLL(None).madvise
+    pages = ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
+    madvise(*pages, mmap.MADV_HUGEPAGE)
+    return bool(madvise(*pages, mmap.MADV_DONTNEED) == 0)

@@ -97,12 +97,9 @@ class SlabPool:
     def take(self, group: LayerGroup, codec: Codec) -> Slab:
         """A slab of zeros for this layer group, pooled or new."""
         free = self._free[group, codec]
-        if not free:
-            return Slab(group, codec, slab_blocks(group, codec))
-        slab = free.pop()
-        slab.clear()
-        return slab
+        return free.pop() if free else Slab(group, codec, slab_blocks(group, codec))
 
     def give(self, group: LayerGroup, codec: Codec, slab: Slab) -> None:
-        """Put back a slab whose last reader is evaluated."""
+        """Put back a slab whose last reader is evaluated. It is wiped here: who takes it is in more of a hurry."""
+        slab.clear()
         self._free[group, codec].append(slab)

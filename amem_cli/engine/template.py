@@ -6,12 +6,12 @@ needed, and a template that cannot be continued by appending (one that moves the
 found out before any token is computed.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-import mlx_lm  # noqa: F401  before transformers, which it keeps from warning that PyTorch is not there
 from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvstore.errors import ModelMismatchError
 
@@ -48,6 +48,8 @@ def cut(template: str, special: dict[str, str]) -> Pieces:
     Raises ModelMismatchError where conversations cannot be made by appending turns.
     """
 
+    render_jinja_template = _transformers_renderer()
+
     def render(messages: Sequence[Message], answer: bool = False) -> str:
         chat = [{"role": role, "content": text} for role, text in messages]
         rendered, _ = render_jinja_template([chat], chat_template=template, add_generation_prompt=answer, **special)
@@ -64,6 +66,18 @@ def cut(template: str, special: dict[str, str]) -> Pieces:
         return _cut_system(render, pieces)
     except _FAILURES:
         return pieces
+
+
+def _transformers_renderer() -> Callable[..., Any]:
+    """The function of transformers that renders chats; importing it must not warn that PyTorch is not there."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        from transformers.utils.chat_template_utils import render_jinja_template
+    finally:
+        logging.disable(disabled)
+    renderer: Callable[..., Any] = render_jinja_template
+    return renderer
 
 
 def _cut_turns(render: Render) -> Pieces:

@@ -1,4 +1,4 @@
-"""Removals that are killed at every mutation of the file system in turn: `python -m tests.kvstore.removals NAME OUT`."""
+"""Removals that are killed at every mutation in turn: `python -m tests.kvstore.removals NAME OUT` fills OUT/1, ..."""
 
 import os
 import shutil

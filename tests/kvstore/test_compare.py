@@ -18,7 +18,7 @@ def test_a_state_equals_itself(store: Store) -> None:
     found = difference(store, "a", "a")
     assert (found.common_tokens, found.parted_at, found.model_parts) == (600, None, {})
     assert (found.a.blocks, found.b.bytes, found.a.turn) == (0, 0, None)
-    assert found.shared_blocks == 4  # two of each layer group
+    assert found.shared_blocks == 3  # two of full attention, and one that the window reaches
 
 
 def test_forks_part_and_share_what_came_before(store: Store) -> None:
@@ -47,7 +47,7 @@ def test_domains_share_tokens_but_no_blocks(store: Store) -> None:
     commit(store, "b", range(600))
     found = difference(store, "a", "b")
     assert (found.common_tokens, found.parted_at, found.shared_blocks) == (600, None, 0)
-    assert found.a.blocks == found.b.blocks == 4
+    assert found.a.blocks == found.b.blocks == 3
 
 
 def test_turns_models_and_codecs(store: Store) -> None:

@@ -1,0 +1,141 @@
+"""`amem gc`: delete what nothing leads to any more; on request evict agents until the store is small enough."""
+
+import re
+from collections import defaultdict
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from amem_cli.options import Call, command, new_app
+from amem_cli.output import digest, human_size
+from kvstore.errors import PartialError, UsageError
+
+if TYPE_CHECKING:
+    from kvstore.garbage import Handled
+    from kvstore.gc import GCResult
+
+app = new_app()
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_SIZES = {"": 1, "b": 1} | {
+    f"{letter}{unit}": base**power
+    for power, letter in enumerate("kmgtp", start=1)
+    for unit, base in (("", 1000), ("b", 1000), ("i", 1024), ("ib", 1024))
+}
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_WHY = {
+    "history": "states before those that are kept",
+    "evicted": "what evicted agents had",
+    "removed": "what removed agents had",
+    "unnamed": "left by a commit that was cut off",
+    "dead-writer": "left by a command that was killed",
+    "empty": "domains without agents",
+}
+
+
+def _parse(text: str, units: dict[str, int], what: str, hint: str) -> float:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2].lower() not in units:
+        raise UsageError(f"{text!r} is not {what}", hint)
+    return float(match[1]) * units[match[2].lower()]
+
+
+def _size(text: str | None) -> str | None:
+    """Check a size while the command line is read. Raises UsageError."""
+    if text is not None:
+        _bytes(text)
+    return text
+
+
+def _age(text: str | None) -> str | None:
+    if text is not None:
+        _seconds(text)
+    return text
+
+
+def _bytes(text: str) -> int:
+    return int(_parse(text, _SIZES, "a size", "write bytes, or a number and its unit: 500M, 20G, 4GiB"))
+
+
+def _seconds(text: str) -> float:
+    return _parse(text, _AGES, "an age", "write a number and its unit: 45m, 12h, 30d, 2w")
+
+
+@command(app)
+def gc(
+    call: Call,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
+    max_bytes: Annotated[
+        str | None,
+        typer.Option(
+            "--max-bytes", metavar="SIZE", callback=_size, help="Evict the least recently used until it fits."
+        ),
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="AGE", callback=_age, help="Evict agents not used for so long: 12h, 30d."),
+    ] = None,
+    keep_history: Annotated[
+        int, typer.Option("--keep-history", metavar="N", min=0, help="Earlier states of each agent to keep.")
+    ] = 10,
+) -> None:
+    """Delete what no agent, snapshot or kept state needs. An evicted agent keeps its tokens, and prefills again."""
+    from kvstore.gc import Policy
+    from kvstore.gc import gc as collect
+
+    limit = None if max_bytes is None else _bytes(max_bytes)
+    age = None if older_than is None else _seconds(older_than)
+    done = collect(call.open_store(), Policy(keep_history, limit, age), dry_run)
+    for found in done.handled:
+        _line(call, found)
+    _tell(call, done)
+    call.out.result(
+        call.command,
+        ok=done.complete,
+        freed_bytes=done.freed_bytes,
+        freed_objects=done.freed_objects,
+        kept_bytes=done.kept_bytes,
+        kept_objects=done.kept_objects,
+        evicted=list(done.evicted),
+        failed=len(done.failed),
+        over_limit_bytes=done.over_limit,
+        journaled=done.journaled,
+        dry_run=done.dry_run,
+    )
+    if not done.complete:
+        raise typer.Exit(PartialError.exit_code)
+
+
+def _line(call: Call, found: "Handled") -> None:
+    is_digest = found.kind in ("block", "tail", "page", "manifest")
+    call.out.line("object", **asdict(found), digest=digest(found.name) if is_digest else None)
+
+
+def _tell(call: Call, done: "GCResult") -> None:
+    would = "would be " if done.dry_run else ""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for found in done.handled:
+        if found.action == "delete":
+            groups[", ".join(found.agents) or "-", found.reason].append(found.bytes)
+        elif found.action == "evict":
+            held = f"; the rest is held by {', '.join(found.held_by)}" if found.held_by else ""
+            call.out.say(f"agent {found.name} {would}evicted: {human_size(found.bytes)} that only it holds{held}")
+        elif found.action == "fail":
+            call.out.warn(f"{found.kind} {found.name} is still there: {found.reason}")
+        elif found.reason == "foreign":
+            call.out.warn(f"{found.name} is no part of a store, and stays")
+    if groups:
+        rows = [
+            (agents, _WHY[reason], str(len(sizes)), human_size(sum(sizes)))
+            for (agents, reason), sizes in sorted(groups.items())
+        ]
+        call.out.table(("AGENTS", "WHAT", "FILES", "SIZE"), rows, right=(2, 3))
+    call.out.say(
+        f"{human_size(done.freed_bytes)} in {done.freed_objects} objects {would}freed; "
+        f"{human_size(done.kept_bytes)} in {done.kept_objects} stay"
+    )
+    if done.over_limit:
+        call.out.warn(f"{human_size(done.over_limit)} too much: snapshots, busy agents and tokens are never evicted")
+    if done.freed_bytes and not (done.journaled or done.dry_run):
+        call.out.warn("there was no space to tell the journal")

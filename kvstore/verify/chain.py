@@ -1,0 +1,118 @@
+"""The journal: its chain, and that the heads and snapshots of agents are where its lines have put them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from kvstore import refs
+from kvstore.errors import AmemError, DamageError
+from kvstore.journal import VOID, Entry, read_journal
+from kvstore.layout import Layout
+from kvstore.marks import Root, read_root, ref_paths
+from kvstore.verify.findings import Findings
+
+_ATTEMPTS = 20
+_REMOVALS = (refs.REMOVE, refs.ERASE)
+_SNAPSHOT_REMOVALS = (refs.REMOVE_SNAPSHOT, refs.ERASE_SNAPSHOT)
+_NO_MOVES = (refs.COLLECT, refs.REMOVE_DOMAIN, refs.ERASE_DOMAIN)
+
+
+@dataclass
+class Told:
+    """What the journal says of the refs, as of one line."""
+
+    lines: int = 0
+    digest: str | None = None  # of the last line
+    heads: dict[str, tuple[str | None, str]] = field(default_factory=dict)  # agent id → (manifest, time)
+    created: dict[str, str] = field(default_factory=dict)
+    snapshots: dict[tuple[str, str], tuple[str | None, str | None]] = field(default_factory=dict)  # → (manifest, note)
+    in_flight: Entry | None = None  # the last line: its ref may not have moved yet
+    breaks: list[str] = field(default_factory=list)  # lines that do not follow their agent's line before
+
+    def take(self, entry: Entry) -> None:
+        """Let a line take effect."""
+        change = entry.change
+        if change.op == refs.SNAPSHOT:
+            self.snapshots[change.agent_id, entry.time] = (change.after, change.note)
+        elif change.op in _SNAPSHOT_REMOVALS:
+            self.snapshots.pop((change.agent_id, change.note or ""), None)
+        elif change.op in _REMOVALS:
+            self.heads.pop(change.agent_id, None)
+            self.snapshots = {key: value for key, value in self.snapshots.items() if key[0] != change.agent_id}
+        elif change.op not in _NO_MOVES:
+            if self.heads.get(change.agent_id, (None, ""))[0] != change.before:
+                self.breaks.append(f"line {entry.seq} of the journal does not follow its agent's line before")
+            self.heads[change.agent_id] = (change.after, entry.time)
+            self.created.setdefault(change.agent_id, entry.time)
+
+
+def check_journal(layout: Layout, expected: str | None, findings: Findings) -> Told:
+    """Check the chain, and hold the refs against it. `expected` begins the digest of a line that must be in it.
+
+    Refs move meanwhile. Those of two readings, before and after the journal's, that are equal must be as it says.
+    """
+    for _ in range(_ATTEMPTS):
+        before = _roots(layout)
+        told, has_expected, error = _read(layout, expected)
+        after = _roots(layout)
+        if before == after or error:
+            break
+    if error:
+        agents = {root.agent for root in after.values()}
+        findings.add("damage", "journal", layout.journal.name, error.message, agents)
+        return told
+    if expected and not has_expected:
+        text = f"no line of the journal has the digest sha256:{expected}: it was cut off or written anew"
+        findings.add("damage", "journal", layout.journal.name, text)
+    for text in told.breaks:
+        findings.add("damage", "journal", layout.journal.name, text)
+    _check_refs([root for key, root in after.items() if before.get(key) == root], told, findings)
+    known = {root.agent_id for root in [*after.values(), *before.values()]}
+    flying = told.in_flight.change.agent_id if told.in_flight else None
+    for agent_id in told.heads.keys() - known - {flying}:
+        text = f"agent {agent_id} is in the journal, was not removed, and has no ref"
+        findings.add("damage", "journal", agent_id, text)
+    return told
+
+
+def _roots(layout: Layout) -> dict[str, Root]:
+    """The refs that can be read; what is wrong with the others, is told elsewhere."""
+    found = {}
+    for path in ref_paths(layout):
+        try:
+            root = read_root(layout, path)
+        except AmemError:
+            continue
+        if root:
+            found[str(path)] = root
+    return found
+
+
+def _read(layout: Layout, expected: str | None) -> tuple[Told, bool, DamageError | None]:
+    told, has_expected = Told(), False
+    try:
+        for entry in read_journal(layout.journal):
+            if told.in_flight and entry.change.op != VOID:
+                told.take(told.in_flight)
+            told.in_flight = None if entry.change.op == VOID else entry
+            told.lines, told.digest = entry.seq, entry.digest
+            has_expected |= bool(expected) and entry.digest.startswith(expected or "")
+    except DamageError as error:
+        return told, has_expected, error
+    return told, has_expected, None
+
+
+def _check_refs(roots: Iterable[Root], told: Told, findings: Findings) -> None:
+    last = replace(told, heads=dict(told.heads), created=dict(told.created), snapshots=dict(told.snapshots), breaks=[])
+    if told.in_flight:
+        last.take(told.in_flight)
+    for root in roots:
+        if not (_agrees(root, told) or _agrees(root, last)):
+            text = f"{root} is not where the journal has put it"
+            findings.add("damage", "journal", str(root), text, [root.agent])
+
+
+def _agrees(root: Root, told: Told) -> bool:
+    if root.snapshot is not None:
+        return told.snapshots.get((root.agent_id, root.created)) == (root.manifest, root.note)
+    is_head = told.heads.get(root.agent_id) == (root.manifest, root.updated)
+    return is_head and told.created.get(root.agent_id) == root.created

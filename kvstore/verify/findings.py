@@ -1,0 +1,65 @@
+"""What a verification finds, and whom it hurts."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from kvstore.errors import AmemError, IsolationError
+from kvstore.layout import Layout
+from kvstore.marks import whose
+from kvstore.reach import StoredObject
+from kvstore.reader import Reader
+
+Severity = Literal["damage", "breach"]
+Kind = Literal[
+    "missing", "altered", "foreign", "ref", "domain", "journal", "boundary", "mode", "link", "owner", "index"
+]
+ISOLATION: frozenset[Kind] = frozenset({"boundary", "mode", "link", "owner", "index"})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault. `agents` are the names of those that it hurts; `object` is a digest, a REF, an id, or a path."""
+
+    severity: Severity  # breach: something of one domain, or of this user, is within another's reach
+    kind: Kind
+    object: str
+    agents: tuple[str, ...]
+    message: str
+
+
+class Findings:
+    """Faults as they come. Those of objects are told once each, and wait for their agents until `all`."""
+
+    def __init__(self) -> None:
+        self._found: list[Finding] = []
+        self._objects: dict[tuple[str, StoredObject], tuple[Severity, Kind, str]] = {}
+
+    def add(self, severity: Severity, kind: Kind, what: str, message: str, agents: Iterable[str] = ()) -> None:
+        self._found.append(Finding(severity, kind, what, tuple(sorted(agents)), message))
+
+    def add_object(self, domain_id: str, found: StoredObject, severity: Severity, kind: Kind, message: str) -> None:
+        known = self._objects.get((domain_id, found))
+        if known is None or (known[0], severity) == ("damage", "breach"):
+            self._objects[domain_id, found] = (severity, kind, message)
+
+    def add_error(self, layout: Layout, domain_id: str, found: StoredObject, error: AmemError) -> None:
+        """What reading an object raised."""
+        is_there = found.path(layout, domain_id).is_file()
+        severity: Severity = "breach" if isinstance(error, IsolationError) else "damage"
+        kind: Kind = "boundary" if severity == "breach" else "altered" if is_there else "missing"
+        self.add_object(domain_id, found, severity, kind, error.message)
+
+    def all(self, reader: Reader) -> list[Finding]:
+        """All faults, breaches first. What went missing because gc took it meanwhile is none."""
+        wanted: dict[str, set[StoredObject]] = defaultdict(set)
+        for domain_id, found in self._objects:
+            wanted[domain_id].add(found)
+        agents = whose(reader, wanted)
+        told = list(self._found)
+        for (domain_id, found), (severity, kind, message) in self._objects.items():
+            names = agents.get((domain_id, found))
+            if names or kind != "missing":
+                told.append(Finding(severity, kind, f"sha256:{found.sha256}", tuple(sorted(names or ())), message))
+        return sorted(told, key=lambda finding: (finding.severity, finding.kind, finding.object, finding.message))
