@@ -1,5 +1,22 @@
-"""`python -m amem_cli` is `amem`."""
+"""The entry point of `amem`, and of `python -m amem_cli`.
 
-from amem_cli.main import run
+A shell asks for names at every TAB, so that is answered before Typer is loaded, which takes longer than all the rest.
+"""
 
-run()
+import sys
+
+
+def run() -> None:
+    """Run the command line."""
+    if sys.argv[1:2] == ["__complete"]:
+        from amem_cli.names import complete
+
+        complete(sys.argv[2:])
+    else:
+        from amem_cli.main import run as run_command
+
+        run_command()
+
+
+if __name__ == "__main__":
+    run()

@@ -11,23 +11,25 @@ import sys
 import traceback
 from datetime import UTC, datetime
 from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from platformdirs import user_log_path
-from typer._click.core import Command, Context, Parameter  # Typer has no public names for what it takes over from click
+from typer._click.core import Command  # Typer has no public names for what it takes over from click
 from typer._click.exceptions import ClickException
 from typer._click.exceptions import UsageError as ClickUsageError
-from typer._coercion import PassThroughRuntimeParam
-from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperCommand
 from typer.main import get_command
 
 from amem_cli import __version__, config, options, signals
 from amem_cli.output import Output
+from amem_cli.parsing import Group
 from kvstore.errors import AmemError, NoSpaceError, UsageError
 
-# name → what `amem --help` says. A command's module is amem_cli.commands.NAME, and has the Typer app `app`.
+# name → what `amem --help` says. A command's module is amem_cli.commands.NAME (`import_`, since `import` is a word of
+# Python), and has the Typer app `app`.
 COMMANDS = {
     "prefill": "Build an agent's cache from text.",
     "chat": "Say something to an agent; its answer is streamed.",
@@ -42,6 +44,8 @@ COMMANDS = {
     "gc": "Delete what nothing needs; evict agents to make room.",
     "verify": "Check every file, and say what is proven.",
     "repair": "Compute damaged blocks again.",
+    "export": "Write an agent into one file.",
+    "import": "Read an agent from a file.",
     "model": "Register models.",
     "doctor": "Check the machine and the store.",
     "demo": "A two-minute tour with a small model.",
@@ -49,32 +53,15 @@ COMMANDS = {
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
-class _LazyGroup(TyperGroup):
+class _LazyGroup(Group):
     """Lists the commands from the table, and imports the one that is run."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = {name: TyperCommand(name=name, help=text) for name, text in COMMANDS.items()}
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        _light(self.get_params(ctx))
-        return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        if name is not None and command is not None:
-            command = get_command(import_module(f"amem_cli.commands.{name}").app)
-            _light(command.get_params(ctx))
-        return name, command, rest
-
-
-def _light(parameters: list[Parameter]) -> None:
-    """Take text as it is: Typer would import pydantic for that, which costs more than all of `amem --help`."""
-    for parameter in parameters:
-        if not isinstance(parameter, TyperArgument | TyperOption):
-            continue
-        if parameter.type_descriptor.annotation is str or parameter.name == "help":
-            parameter._runtime_param = PassThroughRuntimeParam(parameter.type_descriptor.parameter_info, str)
+    def load(self, name: str, _command: Command) -> Command:
+        return load_command(name)
 
 
 def _root(ctx: typer.Context, version: bool, **_shared: Any) -> None:
@@ -84,7 +71,13 @@ def _root(ctx: typer.Context, version: bool, **_shared: Any) -> None:
         raise UsageError("no command was given", "`amem --help` lists them")
 
 
-def _app() -> typer.Typer:
+def load_command(name: str) -> Command:
+    """The command of that name in the table, with its module imported."""
+    return get_command(import_module(f"amem_cli.commands.{name}{'_' * iskeyword(name)}").app)
+
+
+def root_app() -> typer.Typer:
+    """`amem` itself, whose commands are imported when they run."""
     help_text = "Keep LLM agents' memory below the prompt: KV caches on disk, resumed in one forward pass."
     app = typer.Typer(cls=_LazyGroup, add_completion=False, rich_markup_mode=None)
     show = Annotated[bool, typer.Option("--version", help="Show the version and end.", allow_from_autoenv=False)]
@@ -102,10 +95,11 @@ def _app() -> typer.Typer:
 
 def _dispatch(arguments: list[str], configured: dict[str, Any]) -> int:
     """Run the command line. Returns the exit code; raises what went wrong."""
-    group = get_command(_app())
+    group = get_command(root_app())
     defaults = config.default_map(configured, COMMANDS)
+    json = config.wants_json(arguments, configured)
     try:
-        with group.make_context("amem", [*arguments], default_map=defaults) as ctx:
+        with group.make_context("amem", [*arguments], default_map=defaults, obj=json) as ctx:
             group.invoke(ctx)
         sys.stdout.flush()
     except typer.Exit as done:

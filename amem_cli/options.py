@@ -6,7 +6,7 @@ command and after it; `command` redeclares them, so that a command's own signatu
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from platformdirs import user_cache_path, user_data_path
 from amem_cli import __version__
 from amem_cli.config import check_table
 from amem_cli.output import Output
+from amem_cli.parsing import Group
 from kvstore.errors import UsageError
 from kvstore.naming import parse_digest
 
@@ -84,7 +85,12 @@ def shared_parameters(*, environment: bool) -> list[inspect.Parameter]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=False if kind is bool else None,
-            annotation=Annotated[kind, typer.Option(*flags, help=text, allow_from_autoenv=environment)],
+            annotation=Annotated[
+                kind,
+                typer.Option(
+                    *flags, metavar=None if kind is bool else "DIR", help=text, allow_from_autoenv=environment
+                ),
+            ],
         )
         for name, (kind, flags, text) in _SHARED.items()
     ]
@@ -95,6 +101,18 @@ def new_app() -> typer.Typer:
     return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
+def new_group(help_text: str) -> typer.Typer:
+    """The Typer app of a module whose commands stand under one name: the shared options are taken before them, too."""
+    app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+    def group(**_shared: Any) -> None:
+        pass  # the command reads them from its context
+
+    declare(group, shared_parameters(environment=False))
+    app.callback(help=help_text)(group)
+    return app
+
+
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function, whose first parameter is a `Call`, a command of `app` with the shared options added."""
 
@@ -102,9 +120,9 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[...
         own = list(inspect.signature(function).parameters.values())[1:]
 
         def run(ctx: typer.Context, **values: Any) -> None:
-            after = {key: values.pop(key) for key in _SHARED}
+            own_values = {key: value for key, value in values.items() if key not in _SHARED}
             check_table(ctx.default_map or {}, (parameter.name for parameter in ctx.command.params))
-            function(_call(ctx, after), **values)
+            function(_call(ctx), **own_values)
 
         context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
@@ -122,9 +140,8 @@ def declare(function: Callable[..., None], parameters: list[inspect.Parameter]) 
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
-def _call(ctx: typer.Context, after: Mapping[str, Any]) -> Call:
-    before: Mapping[str, Any] = ctx.find_root().params
-    given = {key: after[key] or before[key] for key in _SHARED}
+def _call(ctx: typer.Context) -> Call:
+    given = {key: _nearest(ctx, key) for key in _SHARED}
     out = Output(
         json=given["json"],
         quiet=given["quiet"],
@@ -133,6 +150,12 @@ def _call(ctx: typer.Context, after: Mapping[str, Any]) -> Call:
     )
     root = Path(given["store"] or user_data_path("amem") / "store")
     return Call(ctx.command_path.removeprefix("amem "), root.expanduser().absolute(), out)
+
+
+def _nearest(ctx: Any, key: str) -> Any:
+    """What a shared option says after the command, else before it."""
+    value = ctx.params[key]
+    return value if value or ctx.parent is None else _nearest(ctx.parent, key)
 
 
 def _digest(text: str | None) -> str | None:

@@ -44,7 +44,7 @@ def runs_of(model: LoadedModel) -> dict[str, Run]:
 
         def run(ids: list[int]) -> mx.array:
             out = _log_probabilities(model.model(mx.array([ids]), cache=cache.layers))
-            cache.settle(out)
+            cache.settle(len(ids), out)
             return out
 
         return run

@@ -93,12 +93,20 @@ def finish(name: str, args: Namespace, rows: list[Row], draw: Draw) -> None:
     for row in rows:
         table.add_row(*map(_shown, row.values()))
     Console().print(table)
-    settings = {key: value for key, value in vars(args).items() if isinstance(value, int | float | list)}
-    document = {"benchmark": name, "machine": machine(), "settings": settings, "rows": rows}
+    document = {"benchmark": name, "machine": machine(), "settings": _settings(args), "rows": rows}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(document, indent=1) + "\n")
     if not args.no_picture:
         _picture(name, rows, draw)
+
+
+def _settings(args: Namespace) -> dict[str, Any]:
+    """The sizes that were asked for, and the models' names; where files lay is nobody's business."""
+    settings = {key: value for key, value in vars(args).items() if type(value) in (int, float, list)}
+    models = getattr(args, "model", [])
+    if models:
+        settings["model"] = [Path(model).name for model in ([models] if isinstance(models, str) else models)]
+    return settings
 
 
 def _shown(value: str | int | float | None) -> str:

@@ -9,7 +9,7 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -127,6 +127,22 @@ def write_new(path: Path, buffers: Sequence[Buffer], mode: int = 0o600, full: bo
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             _write_and_flush(descriptor, path, buffers, full)
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+
+
+def write_pieces(path: Path, pieces: Iterable[Buffer]) -> None:
+    """Write and flush a file that is not there yet, piece by piece; its folder is not flushed."""
+    with _change("write", path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            for piece in pieces:
+                _write(descriptor, [piece])
+            announce("write", path)
+            _flush(descriptor, path, full=True)
         except BaseException:
             path.unlink()
             raise

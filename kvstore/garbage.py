@@ -28,7 +28,7 @@ class Handled:
 
     action: str
     reason: str
-    kind: str  # manifest, page, tail, block, staging, domain, agent, file
+    kind: str  # manifest, page, tail, block, snapshot, staging, domain, agent, file
     name: str  # a SHA-256, an id, an agent's name, or a path in the store
     agents: tuple[str, ...]
     held_by: tuple[str, ...]
@@ -82,9 +82,13 @@ def tell(layout: Layout, seen: Survey, owners: Owners, sweep: Sweep | None) -> I
     for domain_id, found in sorted(sweep.pinned if sweep else ()):
         size = size_of(layout, domain_id, found)
         yield Handled("keep", "in-use", found.kind.removesuffix("s"), found.sha256, (), (RUNNING,), size)
-    for folder, size in (sweep.removed if sweep else seen.removable(layout)).items():
-        kind, reason = ("staging", "dead-writer") if folder.parent == layout.staging else ("domain", "empty")
-        yield Handled("delete", reason, kind, folder.name, (), (), size)
+    for path, size in (sweep.removed if sweep else seen.removable(layout)).items():
+        kind, reason = "snapshot", "removed"
+        if path.parent == layout.staging:
+            kind, reason = "staging", "dead-writer"
+        elif path.parent == layout.domains:
+            kind, reason = "domain", "empty"
+        yield Handled("delete", reason, kind, path.name, (), (), size)
     for path in failed:
         if path.suffix not in (".json", ".safetensors"):  # a folder; objects have been told
             yield Handled("fail", failed[path], "file", str(path.relative_to(layout.root)), (), (), 0)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from kvstore.errors import DamageError, NoStoreError
-from kvstore.shapes import Codec, LayerGroup
+from kvstore.shapes import Codec, LayerGroup, Part
 
 FORMAT = 1
 PAGE_TOKENS = 4096
@@ -135,6 +135,11 @@ def _load(data: bytes, kind: type[Manifest] | type[Page], what: str) -> dict[str
     return values
 
 
+def _layer_group(values: dict[str, Any]) -> LayerGroup:
+    states = tuple(Part(**{**part, "shape": tuple(part["shape"])}) for part in values["states"])
+    return LayerGroup(**{**values, "layers": tuple(values["layers"]), "states": states})
+
+
 def decode_page(data: bytes, what: str = "a page") -> Page:
     """Read a page. Raises DamageError, and NoStoreError for another version's."""
     values = _load(data, Page, what)
@@ -149,7 +154,7 @@ def decode_manifest(data: bytes, what: str = "a manifest") -> Manifest:
     try:
         values["model"] = ModelIdentity(**values["model"])
         values["codec"] = Codec(**values["codec"])
-        values["groups"] = tuple(LayerGroup(**{**g, "layers": tuple(g["layers"])}) for g in values["groups"])
+        values["groups"] = tuple(map(_layer_group, values["groups"]))
         values["pages"] = tuple(FileRow(**row) for row in values["pages"])
         values["window_blocks"] = tuple(BlockRow(**row) for row in values["window_blocks"])
         values["tail"] = FileRow(**values["tail"]) if values["tail"] else None

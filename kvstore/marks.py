@@ -5,8 +5,8 @@ a fork. A state leads to its manifest, pages, blocks and tail. History ends at a
 with the eviction, unless something else holds it.
 """
 
-import os
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,8 @@ from pathlib import Path
 from kvstore import refs
 from kvstore.errors import AmemError, DamageError
 from kvstore.layout import Layout
-from kvstore.manifest import Manifest
-from kvstore.reach import KINDS, Reach, StoredObject, size_of
+from kvstore.manifest import FileRow, Manifest
+from kvstore.reach import StoredObject, size_of
 from kvstore.reader import Reader
 
 EVICT = "evict"  # the op of a state that holds tokens and feeds only
@@ -70,37 +70,17 @@ def read_root(layout: Layout, path: Path) -> Root | None:
     return root
 
 
-def read_roots(layout: Layout) -> list[Root]:
-    """All refs. Raises DamageError at the first that cannot be read."""
-    return [root for path in ref_paths(layout) if (root := read_root(layout, path))]
+def is_orphan(layout: Layout, root: Root) -> bool:
+    """Whether a ref is a snapshot whose agent has gone. Raises DamageError."""
+    agent = refs.read_agent(layout, root.agent)
+    return root.snapshot is not None and (agent is None or agent.id != root.agent_id)
 
 
-def list_domain(layout: Layout, domain_id: str) -> Iterator[tuple[StoredObject | None, "os.DirEntry[str]"]]:
-    """Every entry of a domain's folders but the folders themselves; None where it is no object. Follows no link."""
-    for entry in _scan(layout.domain(domain_id)):
-        if entry.name in KINDS and entry.is_dir(follow_symlinks=False):
-            for shard in _scan(entry.path):
-                if shard.is_dir(follow_symlinks=False):
-                    yield from ((_object(entry.name, shard.name, found), found) for found in _scan(shard.path))
-                else:
-                    yield None, shard
-        elif entry.name != "domain.json":
-            yield None, entry
-
-
-def _scan(folder: Path | str) -> Iterator["os.DirEntry[str]"]:
-    try:
-        with os.scandir(folder) as entries:
-            yield from entries
-    except (FileNotFoundError, NotADirectoryError):  # a folder that gc or an erasure has just emptied
-        return
-
-
-def _object(kind: str, shard: str, entry: "os.DirEntry[str]") -> StoredObject | None:
-    sha256, _, suffix = entry.name.partition(".")
-    wanted = "safetensors" if kind in ("blocks", "tails") else "json"
-    named = suffix == wanted and len(sha256) == 64 and sha256[:2] == shard and not set(sha256) - set("0123456789abcdef")
-    return StoredObject(kind, sha256) if named and entry.is_file(follow_symlinks=False) else None
+def without_orphans(roots: Iterable[Root]) -> list[Root]:
+    """Leave out snapshots whose agent has gone: a removal that was cut off has left them, and nobody reaches them."""
+    roots = list(roots)
+    agents = {root.agent_id for root in roots if root.snapshot is None}
+    return [root for root in roots if root.agent_id in agents]
 
 
 def direct(manifest: Manifest) -> Iterator[tuple[StoredObject, int]]:
@@ -181,15 +161,39 @@ def whose(reader: Reader, wanted: Mapping[str, set[StoredObject]]) -> dict[tuple
     What nobody leads to has no entry. A file that was seen missing before this is called is then no damage: gc and
     erasures unlink a manifest before what it names, so they have taken the file.
     """
-    found: dict[tuple[str, StoredObject], set[str]] = {}
-    roots = list(_readable_roots(reader.layout))
-    for domain_id, objects in wanted.items():
-        reach = Reach(reader, domain_id)
-        for root in roots:
-            if root.domain == domain_id:
-                reach.mark(root.agent, root.agent_id, [root.manifest], lenient=True)
-        found |= {(domain_id, needed): reach.holders[needed] for needed in objects & reach.holders.keys()}
+    found: dict[tuple[str, StoredObject], set[str]] = defaultdict(set)
+    for root in without_orphans(_readable_roots(reader.layout)):
+        for needed in _needed(reader, root, wanted.get(root.domain, set())):
+            found[root.domain, needed].add(root.agent)
     return found
+
+
+def _needed(reader: Reader, root: Root, wanted: set[StoredObject]) -> Iterator[StoredObject]:
+    """Which of `wanted` the kept states that a ref leads to need, as far as they can be read."""
+    todo = [root.manifest] if wanted else []
+    seen: set[str] = set()
+    while todo:
+        digest = todo.pop()
+        if digest in seen or (digest != root.manifest and not reader.has_manifest(root.domain, digest)):
+            continue
+        seen.add(digest)
+        if (own := StoredObject("manifests", digest)) in wanted:
+            yield own
+        with suppress(AmemError):
+            manifest = reader.manifest(root.domain, digest)
+            yield from (named for named, _ in direct(manifest) if named in wanted)
+            for row in manifest.pages:
+                if row.sha256 not in seen:
+                    seen.add(row.sha256)
+                    yield from _needed_by_page(reader, root.domain, row, wanted)
+            if manifest.agent == root.agent_id:
+                todo += [earlier for earlier in (manifest.previous, manifest.resumes) if earlier]
+
+
+def _needed_by_page(reader: Reader, domain_id: str, row: FileRow, wanted: set[StoredObject]) -> Iterator[StoredObject]:
+    with suppress(AmemError):
+        blocks = reader.page(domain_id, row).blocks
+        yield from wanted & {StoredObject("blocks", block.sha256) for block in blocks}
 
 
 def _readable_roots(layout: Layout) -> Iterator[Root]:

@@ -84,13 +84,38 @@ class Reach:
         return named
 
 
-def stored_objects(layout: Layout, domain_id: str) -> Iterator[StoredObject]:
+def stored_objects(layout: Layout, domain_id: str) -> list[StoredObject]:
     """Every file in a domain that is named as an object, whether or not anything leads to it, by kind and name."""
-    for kind in KINDS:
-        for path in sorted((layout.domain(domain_id) / kind).glob("??/*")):
-            found = StoredObject(kind, path.stem)
-            if found.path(layout, domain_id) == path:
-                yield found
+    found = [stored for stored, _ in list_domain(layout, domain_id) if stored]
+    return sorted(found, key=lambda stored: (KINDS.index(stored.kind), stored.sha256))
+
+
+def list_domain(layout: Layout, domain_id: str) -> Iterator[tuple[StoredObject | None, "os.DirEntry[str]"]]:
+    """Every entry of a domain's folders but the folders themselves; None where it is no object. Follows no link."""
+    for entry in _scan(layout.domain(domain_id)):
+        if entry.name in KINDS and entry.is_dir(follow_symlinks=False):
+            for shard in _scan(entry.path):
+                if shard.is_dir(follow_symlinks=False):
+                    yield from ((_object(entry.name, shard.name, found), found) for found in _scan(shard.path))
+                else:
+                    yield None, shard
+        elif entry.name != "domain.json":
+            yield None, entry
+
+
+def _scan(folder: Path | str) -> Iterator["os.DirEntry[str]"]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except (FileNotFoundError, NotADirectoryError):  # a folder that gc or an erasure has just emptied
+        return
+
+
+def _object(kind: str, shard: str, entry: "os.DirEntry[str]") -> StoredObject | None:
+    sha256, _, suffix = entry.name.partition(".")
+    wanted = "safetensors" if kind in ("blocks", "tails") else "json"
+    named = suffix == wanted and len(sha256) == 64 and sha256[:2] == shard and not set(sha256) - set("0123456789abcdef")
+    return StoredObject(kind, sha256) if named and entry.is_file(follow_symlinks=False) else None
 
 
 def size_of(layout: Layout, domain_id: str, found: StoredObject) -> int:

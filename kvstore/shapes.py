@@ -12,8 +12,9 @@ BLOCK_TOKENS = 256  # the unit of storage
 GROUPS_PER_BLOCK = BLOCK_TOKENS // GROUP_TOKENS
 
 Axis = Literal["token", "channel"]
-Dtype = Literal["I32", "U32", "BF16"]  # as safetensors writes them
-DTYPE_BYTES: dict[Dtype, int] = {"I32": 4, "U32": 4, "BF16": 2}
+Kind = Literal["full", "window", "recurrent"]
+Dtype = Literal["I32", "U32", "BF16", "F16", "F32"]  # as safetensors writes them
+DTYPE_BYTES: dict[Dtype, int] = {"I32": 4, "U32": 4, "BF16": 2, "F16": 2, "F32": 4}
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,24 @@ DEFAULT_CODEC = "q4-channel"
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """The layers that share a kind, head counts and head dims: they are stored together."""
+    """The layers that share a kind, head counts and head dims: they are stored together.
+
+    A recurrent layer has no keys and values but a state, in full precision, that is valid at one position only.
+    """
 
     id: str  # "full-0", "window-1": the kind and the group's place in the model
-    kind: Literal["full", "window"]
+    kind: Kind
     layers: tuple[int, ...]  # places in the model's own list of caches
     kv_heads: int
     key_dim: int
     value_dim: int
     window: int | None = None  # tokens that a query can see, itself included
+    states: tuple[Part, ...] = ()  # one layer's state arrays
 
     def first_needed(self, position: int) -> int:
-        """The first token that a query at `position` can still see."""
+        """The first token that a query at `position` can still see; `position` where it sees none by itself."""
+        if self.kind == "recurrent":
+            return position
         return 0 if self.window is None else max(0, position - self.window + 1)
 
 
@@ -95,6 +102,8 @@ def _stored(name: str, axis: Axis, codec: Codec, layers: int, heads: int, tokens
 
 def quantized_parts(group: LayerGroup, codec: Codec, tokens: int = BLOCK_TOKENS) -> list[Part]:
     """The quantized keys and values of `tokens` tokens (a multiple of 64) of one layer group."""
+    if group.kind == "recurrent":
+        return []
     layers, heads = len(group.layers), group.kv_heads
     keys = _stored("k", codec.key_axis, codec, layers, heads, tokens, group.key_dim)
     values = _stored("v", codec.value_axis, codec, layers, heads, tokens, group.value_dim)
@@ -103,11 +112,18 @@ def quantized_parts(group: LayerGroup, codec: Codec, tokens: int = BLOCK_TOKENS)
 
 def recent_parts(group: LayerGroup, tokens: int) -> list[Part]:
     """The keys and values of up to 63 recent tokens, in bfloat16."""
+    if group.kind == "recurrent":
+        return []
     lead = (len(group.layers), group.kv_heads, tokens)
     return [
         Part("recent.k", "BF16", (*lead, group.key_dim)),
         Part("recent.v", "BF16", (*lead, group.value_dim)),
     ]
+
+
+def state_parts(group: LayerGroup) -> list[Part]:
+    """The states of all layers of a recurrent group, [layers, *one layer's shape] each."""
+    return [Part(part.name, part.dtype, (len(group.layers), *part.shape)) for part in group.states]
 
 
 def block_parts(group: LayerGroup, codec: Codec) -> list[Part]:
@@ -116,7 +132,7 @@ def block_parts(group: LayerGroup, codec: Codec) -> list[Part]:
 
 
 def tail_parts(groups: tuple[LayerGroup, ...], codec: Codec, tokens: int) -> list[Part]:
-    """All parts of a tail file, in file order: for each layer group its whole groups of 64, then its recent tokens.
+    """All parts of a tail file, in file order: for each layer group its whole groups of 64, recent tokens, and states.
 
     `tokens` is how many follow the last full block, 0 to 255. Names are led by the layer group's id.
     """
@@ -125,6 +141,7 @@ def tail_parts(groups: tuple[LayerGroup, ...], codec: Codec, tokens: int) -> lis
     for group in groups:
         own = quantized_parts(group, codec, whole) if whole else []
         own += recent_parts(group, recent) if recent else []
+        own += state_parts(group)
         parts += [Part(f"{group.id}.{part.name}", part.dtype, part.shape) for part in own]
     return parts
 

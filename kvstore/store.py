@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvstore import files, refs
 from kvstore.documents import dump, load, timestamp
-from kvstore.errors import ConflictError, DamageError, NoStoreError
+from kvstore.errors import ConflictError, DamageError, IsolationError, NoStoreError
 from kvstore.history import State, resolve
 from kvstore.journal import Actor
 from kvstore.layout import Layout
@@ -66,6 +66,24 @@ class Store(Reader):
                 if domain.name and file_name(domain.name) == file_name(name):
                     raise ConflictError(f"there is a domain {domain.name}", "names must differ by more than their case")
             domain = Domain(new_id(), name, secrets.token_hex(32), timestamp())
+            refs.put_domain(self.layout, domain, self.layout.staging / "domain")
+            return domain
+
+    def adopt_domain(self, domain: Domain) -> Domain:
+        """A domain of another store for `Store.transaction`, under its own id and salt; the one here where it is.
+
+        Raises IsolationError where that id has another salt here, ConflictError where its name is taken.
+        """
+        with Lock(self.layout.lock("domains"), "the list of domains", self.actor.via).acquire(False, INTERNAL_WAIT):
+            known = self.domains()
+            if here := next((other for other in known if other.id == domain.id), None):
+                if here.salt != domain.salt:
+                    raise IsolationError(f"domain {domain.id} is another one in this store", "import with --domain D")
+                return here
+            if domain.name is None:
+                return domain
+            if any(other.name and file_name(other.name) == file_name(domain.name) for other in known):
+                raise ConflictError(f"there is another domain {domain.name}", f"--domain {domain.name} uses it")
             refs.put_domain(self.layout, domain, self.layout.staging / "domain")
             return domain
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from kvstore.errors import DamageError
 from kvstore.layout import Layout
 from kvstore.locks import lock_folder
-from kvstore.marks import Marked, Marks, Root, list_domain, read_root, ref_paths, whose
-from kvstore.reach import StoredObject, live_pins
+from kvstore.marks import Marked, Marks, Root, read_root, ref_paths, whose, without_orphans
+from kvstore.reach import StoredObject, list_domain, live_pins
 from kvstore.reader import Reader
 
 Doomed = dict[str, dict[StoredObject, int]]  # by domain: what nobody leads to → its bytes
@@ -26,6 +26,7 @@ class Survey:
 
     roots: list[Root]
     signatures: dict[Path, tuple[int, int]]  # of the files of refs, taken before they were read
+    orphans: list[Path] = field(default_factory=list)  # snapshots' refs whose agent has gone
     doomed: Doomed = field(default_factory=dict)
     kept_objects: int = 0
     kept_bytes: int = 0
@@ -35,11 +36,12 @@ class Survey:
     dead_writers: dict[Path, int] = field(default_factory=dict)  # staging folders → bytes
 
     def removable(self, layout: Layout) -> dict[Path, int]:
-        """The folders that go as a whole, and the bytes in them but for objects."""
+        """The domains, dead writers and orphans that would go, and their bytes but for objects."""
         live = {root.domain for root in self.roots} | live_pins(layout)
         strange = {parent for path in self.foreign for parent in path.parents}
         empty = [layout.domain(d) for d in self.doomed if d not in live and layout.domain(d) not in strange]
-        return self.dead_writers | {folder: folder_bytes(folder) for folder in empty}
+        orphans = {path: path.lstat().st_size for path in self.orphans}
+        return orphans | self.dead_writers | {folder: folder_bytes(folder) for folder in empty}
 
     @property
     def used_least_lately(self) -> list[Root]:
@@ -69,8 +71,11 @@ def survey(
     """
     paths = ref_paths(reader.layout)
     signatures = ref_signatures(paths)
-    roots = [root for path in paths if (root := read_root(reader.layout, path))]
-    seen = Survey(roots, signatures)
+    read = [root for path in paths if (root := read_root(reader.layout, path))]
+    roots = without_orphans(read)
+    orphans = {root.path for root in read} - {root.path for root in roots}
+    # an import brings snapshots before their agent: what is an orphan is looked at again under the lock
+    seen = Survey(roots, {path: known for path, known in signatures.items() if path not in orphans}, sorted(orphans))
     by_domain: dict[str, list[Root]] = defaultdict(list)
     for root in sorted(roots, key=lambda root: _rank(root, spared), reverse=True):
         by_domain[root.domain].append(root)

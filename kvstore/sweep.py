@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
-from kvstore import files
+from kvstore import files, refs
 from kvstore.errors import AmemError
 from kvstore.index import Index
 from kvstore.locks import INTERNAL_WAIT, Lock, lock_folder
-from kvstore.marks import Marks, list_domain, read_root, ref_paths
-from kvstore.reach import KINDS, StoredObject, live_pins
+from kvstore.marks import Marks, is_orphan, read_root, ref_paths
+from kvstore.reach import KINDS, StoredObject, list_domain, live_pins
 from kvstore.staging import exclusive_store_lock
 from kvstore.store import Store
 from kvstore.survey import Survey, ref_signatures
@@ -32,7 +32,7 @@ class Sweep:
         self.deleted: set[Located] = set()
         self.pinned: set[Located] = set()
         self.failed: dict[Path, str] = {}  # → why
-        self.removed: dict[Path, int] = {}  # folders of domains and dead writers → bytes of what was in them
+        self.removed: dict[Path, int] = {}  # domains, dead writers, orphans → their bytes but for objects
         self._store = store
         self._layout = store.layout
         self._seen = seen
@@ -49,6 +49,7 @@ class Sweep:
                     self._spare_what_changed()
                     self._unlink(batch)
         Index(self._layout).prune({(d, found.sha256) for d, found in self.deleted if found.kind == "blocks"})
+        self._remove_orphans()
         self._remove_dead_writers()
         self._remove_domains()
 
@@ -60,11 +61,12 @@ class Sweep:
                 self._spare(domain_id, pinned)
                 self.pinned.update((domain_id, found) for found in pinned)
         now = ref_signatures(ref_paths(self._layout))
-        for path in (path for path, signature in now.items() if self._signatures.get(path) != signature):
-            if root := read_root(self._layout, path):
+        changed = [path for path, signature in now.items() if self._signatures.get(path) != signature]
+        for root in [root for path in changed if (root := read_root(self._layout, path))]:
+            if not is_orphan(self._layout, root):
                 self._live.add(root.domain)
                 self._spare_state(root.domain, root.manifest, self._history)
-        self._signatures = now
+                self._signatures[root.path] = now[root.path]
 
     def _spare_state(self, domain_id: str, manifest: str, history: int) -> None:
         marks = Marks(self._store, domain_id)
@@ -106,6 +108,20 @@ class Sweep:
             folder = folder.parent
         if flush:
             files.sync_dir(folder)
+
+    def _remove_orphans(self) -> None:
+        """The line of their agent's removal stands in the journal, and is theirs too."""
+        if not self._seen.orphans:
+            return
+        with exclusive_store_lock(self._layout, self._store.actor), refs.moving(self._layout, self._store.actor):
+            for path in self._seen.orphans:
+                with self._failures(path):
+                    root = read_root(self._layout, path)
+                    if root and is_orphan(self._layout, root):
+                        size = path.lstat().st_size
+                        files.unlink(path)
+                        self.removed[path] = size
+                        self._settle(path.parent, flush=True)
 
     def _remove_dead_writers(self) -> None:
         for folder, size in self._seen.dead_writers.items():

@@ -20,7 +20,7 @@ from kvstore.journal import Actor, Change, JournalWriter
 from kvstore.layout import Layout
 from kvstore.locks import Lock
 from kvstore.manifest import BlockRow, FileRow, Manifest, Page, encode
-from kvstore.refs import AgentRef, Domain
+from kvstore.refs import AgentRef, Domain, SnapshotRef
 from kvstore.shapes import Part
 from kvstore.staging import Staging, shared_store_lock
 
@@ -114,11 +114,27 @@ class Transaction:
         self._page_rows += page.blocks
         return FileRow(found.sha256, found.xxh3, found.bytes, len(page.tokens))
 
-    def commit(self, hold: AgentHold, manifest: Manifest, before: str | None, note: str | None = None) -> str:
+    def put_manifest(self, manifest: Manifest) -> str:
+        """Store an earlier state, which the one to be committed leads to. Returns its digest. Raises as `put_block`."""
+        self._check_domain(manifest)
+        data = encode(manifest)
+        found = digest([data])
+        self._staging.put(self._layout.manifest(self.domain.id, found.sha256), found, [data])
+        return found.sha256
+
+    def commit(
+        self,
+        hold: AgentHold,
+        manifest: Manifest,
+        before: str | None,
+        note: str | None = None,
+        snapshots: Sequence[SnapshotRef] = (),
+    ) -> str:
         """Make `manifest` the head of the held agent, in the place of the state `before` (None: of a new agent).
 
-        Returns its digest. Raises ConflictError where the head is another one, DamageError where a file that is used
-        again has gone, NoSpaceError. Whatever it raises, the head is the old state or the new one.
+        `snapshots` are those that a new agent brings with it. Returns the head's digest. Raises ConflictError where the
+        head is another one, DamageError where a file that is used again has gone, NoSpaceError. Whatever it raises, the
+        head is the old state or the new one.
         """
         self._check(hold, manifest)
         data = encode(manifest)
@@ -129,7 +145,7 @@ class Transaction:
             self._staging.put(self._layout.manifest(self.domain.id, found.sha256), found, [data])
             self._staging.place()
             with refs.moving(self._layout, self._actor) as journal:
-                hold.agent = self._move(journal, hold.name, manifest, before, found.sha256, note)
+                hold.agent = self._move(journal, hold.name, manifest, before, found.sha256, note, snapshots)
         self._index.add(self.domain.id, self._new_rows)
         self._new_rows = []
         return found.sha256
@@ -157,10 +173,13 @@ class Transaction:
     def _check(self, hold: AgentHold, manifest: Manifest) -> None:
         if not hold.active:
             raise ValueError("the agent's lock was given back before the commit")
-        if (manifest.domain, manifest.salt) != (self.domain.id, self.domain.salt):
-            raise IsolationError(f"a manifest of domain {manifest.domain} cannot be stored in domain {self.domain.id}")
+        self._check_domain(manifest)
         if hold.agent and (hold.agent.id, hold.agent.domain) != (manifest.agent, manifest.domain):
             raise ConflictError(f"agent {hold.name} cannot change its id or its domain", "take another name")
+
+    def _check_domain(self, manifest: Manifest) -> None:
+        if (manifest.domain, manifest.salt) != (self.domain.id, self.domain.salt):
+            raise IsolationError(f"a manifest of domain {manifest.domain} cannot be stored in domain {self.domain.id}")
 
     def _check_named(self, manifest: Manifest) -> None:
         """All that a manifest names is in place or staged. Pages of an earlier state answer for their own blocks."""
@@ -183,12 +202,15 @@ class Transaction:
         before: str | None,
         after: str,
         note: str | None,
+        snapshots: Sequence[SnapshotRef],
     ) -> AgentRef:
-        """Compare and swap the ref, the intent first."""
+        """Compare and swap the ref, the intent first; snapshots before it, since nobody sees them without the agent."""
         current = refs.read_agent(self._layout, name)
         if (current.manifest if current else None) != before:
             raise ConflictError(f"the head of agent {name} has moved", "look at it with `amem inspect`, and try again")
         entry = journal.append(Change(manifest.op, manifest.agent, manifest.domain, before, after, note))
+        for snapshot in snapshots:
+            refs.put(self._layout, snapshot)
         created = current.created if current else entry.time
         ref = AgentRef(name, manifest.agent, manifest.domain, after, created, entry.time)
         refs.put(self._layout, ref)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = new_app()
 
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 _SIZES = {"": 1, "b": 1} | {
     f"{letter}{unit}": base**power
     for power, letter in enumerate("kmgtp", start=1)

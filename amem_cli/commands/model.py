@@ -5,17 +5,15 @@ from typing import Annotated
 
 import typer
 
-from amem_cli.options import Call, command, new_app
+from amem_cli.options import Call, command, new_group
 
-app = new_app()
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name.")]
+app = new_group("Register models, list and forget them.")
 
 
 @command(app)
 def add(
     call: Call,
-    name: Name,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The model's name.")],
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="An MLX folder, a .gguf file, or hub ORG/NAME.")],
     adapter: Annotated[Path | None, typer.Option("--adapter", metavar="DIR", help="A LoRA adapter's folder.")] = None,
 ) -> None:
@@ -43,7 +41,7 @@ def ls(call: Call) -> None:
 
 
 @command(app)
-def rm(call: Call, name: Name) -> None:
+def rm(call: Call, name: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]) -> None:
     """Forget a model's name; its files stay where they are."""
     from amem_cli.engine import registry
 

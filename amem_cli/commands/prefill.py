@@ -27,7 +27,7 @@ def prefill(
     role: Annotated[Literal["user", "assistant"], typer.Option("--role", help="Whose text it is.")] = "user",
     raw: Annotated[bool, typer.Option("--raw", help="Add no template; control tokens in the text count.")] = False,
     domain: Annotated[
-        str | None, typer.Option("--domain", metavar="NAME", help="Share blocks with this domain's agents.")
+        str | None, typer.Option("--domain", metavar="D", help="Share blocks with this domain's agents.")
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Let the text take the place of another.")] = False,
     codec: Annotated[str | None, typer.Option("--codec", metavar="CODEC", help="How the cache is packed.")] = None,

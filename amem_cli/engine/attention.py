@@ -17,8 +17,9 @@ import mlx.core as mx
 import mlx_lm.models.base
 import numpy as np
 
-from amem_cli.engine.cache import GroupCache, Handle
+from amem_cli.engine.cache import Handle
 from amem_cli.engine.codec import scores, weighted
+from amem_cli.engine.group import GroupCache
 from kvstore.shapes import BLOCK_TOKENS, GROUP_TOKENS
 
 _original: Callable[..., mx.array] = mlx_lm.models.base.scaled_dot_product_attention

@@ -200,6 +200,8 @@ class Conversations:
     def _longest_prefix(self, agent: Conversation, txn: Transaction) -> tuple[int, persist.Rows]:
         """How many blocks of the agent's tokens its domain holds for all layer groups alike, and their rows."""
         usable = (len(agent.transcript.tokens) - 1) // BLOCK_TOKENS
+        if any(group.kind == "recurrent" for group in self._spec.groups):
+            return 0, {}  # a state belongs to a position, and no prefix key stands for it
         tokens = np.array(agent.transcript.tokens[: usable * BLOCK_TOKENS], np.int32)
         found: persist.Rows = {}
         for group in self._spec.groups:
@@ -218,7 +220,7 @@ class Conversations:
         """The state in the agent's history, and the position in it, that keeps most of `tokens`."""
         limit = len(tokens) - 1
         found: list[tuple[int, Manifest]] = []
-        if head.codec == codec and all(group.window is None for group in self._spec.groups):
+        if head.codec == codec and all(group.kind == "full" for group in self._spec.groups):
             found.append((min(parted_at, head.cached, limit) // GROUP_TOKENS * GROUP_TOKENS, head))
         for manifest in self._history(head):
             if (manifest.model, manifest.codec) == (head.model, codec) and manifest.cached <= limit:

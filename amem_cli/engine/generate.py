@@ -47,7 +47,7 @@ class Feeder:
         out = self.model(mx.array([list(tokens)]), cache=self.cache.layers)
         last = out[0, -1].astype(mx.float32) if logits else None
         del out
-        self.cache.settle(*([] if last is None else [last]))
+        self.cache.settle(len(tokens), *([] if last is None else [last]))
         self.feeds = add_feed(self.feeds, len(tokens))
         return last
 

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from amem_cli.engine.cache import AgentCache, GroupCache
+from amem_cli.engine.cache import AgentCache
+from amem_cli.engine.group import GroupCache
+from amem_cli.engine.states import StateCache
 from kvstore.block import BlockHeader, TailHeader
 from kvstore.errors import DamageError
 from kvstore.manifest import PAGE_TOKENS, BlockRow, FileRow, Manifest, ModelIdentity, Page
@@ -31,6 +33,7 @@ from kvstore.transaction import Transaction
 Tokens = npt.NDArray[np.int32]
 Rows = dict[tuple[str, int], BlockRow]  # (layer group's id, block's number) → what is on disk
 
+_NUMPY = {"U32": np.uint32, "I32": np.int32, "BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 READERS = min(4, os.cpu_count() or 1)
 
 
@@ -59,7 +62,7 @@ def load(store: Store, manifest: Manifest, cache: AgentCache, tokens: Tokens, po
     known = rows_of(store.blocks(manifest))
     wanted = {key: row for key, row in known.items() if row.position < at}
     load_blocks(store, manifest.domain, wanted.values(), cache, tokens)
-    if at % BLOCK_TOKENS and any((g.group.id, at // BLOCK_TOKENS) not in wanted for g in cache.groups):
+    if cache.states or (at % BLOCK_TOKENS and (cache.groups[0].group.id, at // BLOCK_TOKENS) not in wanted):
         _load_tail(store, manifest, cache, at)
     cache.offset = at
     return {key: row for key, row in wanted.items() if row.position + BLOCK_TOKENS <= at}
@@ -92,18 +95,14 @@ def _load_tail(store: Store, manifest: Manifest, cache: AgentCache, position: in
     if position != manifest.cached and position % GROUP_TOKENS:
         raise ValueError(f"a tail cannot be cut at {position}")
     parts = tail_parts(manifest.groups, manifest.codec, stored)
-    arrays = [np.empty(part.shape, np.uint32 if part.dtype == "U32" else np.uint16) for part in parts]
+    arrays = [np.empty(part.shape, _NUMPY[part.dtype]) for part in parts]
     store.read_tail(manifest, parts, [array.data for array in arrays])
-    left = iter(arrays)
-    for group in cache.groups:
-        for target in _tail_arrays(group, position // BLOCK_TOKENS, stored):
-            target[...] = next(left)
-
-
-def _tail_arrays(group: GroupCache, block: int, tokens: int) -> list[npt.NDArray[np.uint32] | npt.NDArray[np.uint16]]:
-    """The host's views of what `tail_parts` names for one layer group, in the same order."""
-    whole, recent = divmod(tokens, GROUP_TOKENS)
-    return [*(group.groups(block, 0, whole) if whole else []), *(group.recent(recent) if recent else [])]
+    block, left = position // BLOCK_TOKENS, iter(arrays)
+    for part in cache.parts:
+        if isinstance(part, StateCache):
+            part.load_tail([next(left) for _ in part.group.states])
+        else:
+            part.load_tail(block, stored, [next(left) for _ in part.tail(block, stored)])
 
 
 def save_blocks(
@@ -133,12 +132,16 @@ def save_blocks(
 
 
 def save_tail(txn: Transaction, domain: Domain, model: ModelIdentity, cache: AgentCache) -> FileRow | None:
-    """Write what follows the last full block; None where nothing does."""
+    """Write what follows the last full block, and the states of recurrent layers; None where there is neither."""
     block, tokens = divmod(cache.offset, BLOCK_TOKENS)
-    if not tokens:
+    parts = tail_parts(tuple(part.group for part in cache.parts), cache.codec, tokens)
+    if not cache.offset or not parts:
         return None
-    parts = tail_parts(tuple(group.group for group in cache.groups), cache.codec, tokens)
-    views = [array for group in cache.groups for array in _tail_arrays(group, block, tokens)]
+    views = [
+        array
+        for part in cache.parts
+        for array in (part.tail() if isinstance(part, StateCache) else part.tail(block, tokens))
+    ]
     header = TailHeader(
         domain=domain.id,
         salt=domain.salt,
@@ -159,7 +162,7 @@ def save_pages(
     txn: Transaction, domain: Domain, cache: AgentCache, tokens: Tokens, rows: Rows, closed: tuple[FileRow, ...]
 ) -> tuple[FileRow, ...]:
     """Write the pages behind the closed ones, which are on disk; return them all."""
-    full = [group.group.id for group in cache.groups if group.group.window is None]
+    full = [group.group.id for group in cache.groups if group.group.kind == "full"]
     pages = list(closed)
     for start in range(len(closed) * PAGE_TOKENS, len(tokens), PAGE_TOKENS):
         end = min(start + PAGE_TOKENS, len(tokens))
@@ -174,6 +177,6 @@ def window_rows(cache: AgentCache, rows: Rows) -> tuple[BlockRow, ...]:
     return tuple(
         rows[group.group.id, block]
         for group in cache.groups
-        if group.group.window is not None
+        if group.group.kind == "window"
         for block in needed_blocks(group.group, cache.offset)
     )

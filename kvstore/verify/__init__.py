@@ -8,15 +8,16 @@ that a state still names is damage. It goes on after the first fault.
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore import refs
 from kvstore.documents import timestamp
-from kvstore.errors import AmemError, DamageError, NotFoundError
+from kvstore.errors import AmemError, DamageError
 from kvstore.layout import Layout
-from kvstore.marks import Root, list_domain, read_root, ref_paths
-from kvstore.reach import StoredObject, stored_objects
+from kvstore.marks import Root, read_root, ref_paths, without_orphans
+from kvstore.reach import StoredObject, list_domain, stored_objects
 from kvstore.refs import Domain
 from kvstore.store import Store
 from kvstore.survey import strangers
@@ -81,23 +82,12 @@ class _Verification:
         self._checked = 0
         self._bytes = 0
         self._domains: list[Domain] = []
+        self._known = frozenset(_ids_and_salts(store.layout))
 
     def run(self) -> Report:
         started = timestamp()
         layout, checks = self._store.layout, self._checks
-        roots = self._roots()
-        by_domain: dict[str, list[Root]] = defaultdict(list)
-        for root in roots:
-            by_domain[root.domain].append(root)
-        whole = not checks.agents
-        for domain_id in sorted(by_domain.keys() | set(_folders(layout) if whole else ())):
-            self._check_domain(domain_id, by_domain[domain_id])
-        index_read = True
-        if whole:
-            for path in strangers(layout):
-                self._stranger(path)
-            if checks.isolation:
-                index_read = self._check_boundaries()
+        index_read = self._check_files() if checks.depth or checks.isolation else False
         told = check_journal(layout, checks.journal_head, self._findings) if checks.journal else Told()
         findings = self._findings.all(self._store)
         proven, not_proven = claims(checks, findings, index_read)
@@ -106,6 +96,18 @@ class _Verification:
         told_of = (told.lines, told.digest)
         ends = (started, timestamp())
         return Report(tuple(findings), *counts, proven, not_proven, self._store.id, *ends, digest, *told_of)
+
+    def _check_files(self) -> bool:
+        """All domains and what is beside them. Returns whether the index could be read."""
+        layout, whole = self._store.layout, not self._checks.agents
+        by_domain: dict[str, list[Root]] = defaultdict(list)
+        for root in self._roots():
+            by_domain[root.domain].append(root)
+        for domain_id in sorted(by_domain.keys() | set(_folders(layout) if whole else ())):
+            self._check_domain(domain_id, by_domain[domain_id])
+        for path in strangers(layout) if whole else ():
+            self._stranger(path)
+        return self._check_boundaries() if whole and self._checks.isolation else False
 
     def _roots(self) -> list[Root]:
         """The refs to check; a damaged one is a fault of the agent that it is named after."""
@@ -126,7 +128,7 @@ class _Verification:
                 continue
             if root:
                 roots.append(root)
-        return roots
+        return without_orphans(roots)
 
     def _check_domain(self, domain_id: str, roots: Sequence[Root]) -> None:
         there: dict[StoredObject, int] = {}
@@ -151,7 +153,7 @@ class _Verification:
             check.check_rest()
             seen = check.seen
         if self._checks.isolation:
-            boundaries.check_origin(self._store.layout, domain, seen, self._findings)
+            boundaries.check_origin(self._store.layout, domain, self._known, seen, self._findings)
             self._once.check(domain_id, seen)
         self._count(domain_id, seen)
 
@@ -193,3 +195,10 @@ class _Verification:
 
 def _folders(layout: Layout) -> list[str]:
     return sorted(path.name for path in layout.domains.iterdir() if path.is_dir() and not path.is_symlink())
+
+
+def _ids_and_salts(layout: Layout) -> Iterator[str]:
+    for domain_id in _folders(layout):
+        with suppress(AmemError):
+            if domain := refs.read_domain(layout, domain_id):
+                yield from (domain.id, domain.salt)

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from kvstore.layout import Layout
 from kvstore.reach import StoredObject
 from kvstore.refs import Domain
 from kvstore.verify.findings import Findings
+from kvstore.verify.hashing import sha256_of
 
 
 def check_salts(domains: Iterable[Domain], findings: Findings) -> None:
@@ -26,24 +27,26 @@ def check_salts(domains: Iterable[Domain], findings: Findings) -> None:
             findings.add("breach", "boundary", domain.id, f"domains {other.id} and {domain.id} have the same salt")
 
 
-def check_origin(layout: Layout, domain: Domain, objects: Iterable[StoredObject], findings: Findings) -> None:
-    """Every file of a domain says itself that it belongs there. Unreadable ones are damage, which others report."""
+def check_origin(
+    layout: Layout, domain: Domain, others: Container[str], objects: Iterable[StoredObject], findings: Findings
+) -> None:
+    """Every file of a domain says itself that it belongs there. `others`: ids and salts of all domains.
+
+    One that says something else, and is neither intact nor another domain's, is damage, which is told elsewhere.
+    """
     for found in objects:
+        path = found.path(layout, domain.id)
         with suppress(AmemError, FileNotFoundError):
-            for name, value in _says(found.path(layout, domain.id), found.kind).items():
-                if value != getattr(domain, name):
-                    text = f"{found} stands in domain {domain.id}, and belongs to another"
-                    findings.add_object(domain.id, found, "breach", "boundary", text)
+            strange = _says(path, found.kind) - {domain.id, domain.salt}
+            if strange and (any(value in others for value in strange) or sha256_of(path) == found.sha256):
+                text = f"{found} stands in domain {domain.id}, and belongs to another"
+                findings.add_object(domain.id, found, "breach", "boundary", text)
 
 
-def _says(path: Path, kind: str) -> Mapping[str, str]:
-    """What a file says of its domain: its `id`, its `salt`, or both."""
-    if kind in ("blocks", "tails"):
-        values = read_metadata(path)
-    else:
-        values = load(files.read(path)) or {}
-    names = {"domain": "id", "salt": "salt"}
-    return {ours: str(values[theirs]) for theirs, ours in names.items() if theirs in values}
+def _says(path: Path, kind: str) -> set[str]:
+    """What a file says of its domain: the id, the salt, or both."""
+    values = read_metadata(path) if kind in ("blocks", "tails") else load(files.read(path)) or {}
+    return {str(values[name]) for name in ("domain", "salt") if name in values}
 
 
 class Once:
@@ -121,8 +124,8 @@ def _modes(layout: Layout, path: Path, status: os.stat_result) -> tuple[int, ...
         return ()
     if path.is_relative_to(layout.staging):
         return (0o600, 0o400)
-    parts = path.relative_to(layout.root).parts
-    return (0o400,) if parts[0] == layout.domains.name and "blocks" in parts[2:3] else (0o600,)
+    is_block = path.suffix == ".safetensors" and path.parent.parent.name == "blocks"
+    return (0o400,) if is_block else (0o600,)
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

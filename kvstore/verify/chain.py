@@ -1,13 +1,14 @@
 """The journal: its chain, and that the heads and snapshots of agents are where its lines have put them."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
 
 from kvstore import refs
 from kvstore.errors import AmemError, DamageError
 from kvstore.journal import VOID, Entry, read_journal
 from kvstore.layout import Layout
-from kvstore.marks import Root, read_root, ref_paths
+from kvstore.marks import Root, read_root, ref_paths, without_orphans
 from kvstore.verify.findings import Findings
 
 _ATTEMPTS = 20
@@ -25,6 +26,7 @@ class Told:
     heads: dict[str, tuple[str | None, str]] = field(default_factory=dict)  # agent id → (manifest, time)
     created: dict[str, str] = field(default_factory=dict)
     snapshots: dict[tuple[str, str], tuple[str | None, str | None]] = field(default_factory=dict)  # → (manifest, note)
+    imported: set[str] = field(default_factory=set)  # agents that may have brought snapshots without lines of their own
     in_flight: Entry | None = None  # the last line: its ref may not have moved yet
     breaks: list[str] = field(default_factory=list)  # lines that do not follow their agent's line before
 
@@ -37,11 +39,14 @@ class Told:
             self.snapshots.pop((change.agent_id, change.note or ""), None)
         elif change.op in _REMOVALS:
             self.heads.pop(change.agent_id, None)
+            self.created.pop(change.agent_id, None)
             self.snapshots = {key: value for key, value in self.snapshots.items() if key[0] != change.agent_id}
         elif change.op not in _NO_MOVES:
             if self.heads.get(change.agent_id, (None, ""))[0] != change.before:
                 self.breaks.append(f"line {entry.seq} of the journal does not follow its agent's line before")
             self.heads[change.agent_id] = (change.after, entry.time)
+            if change.op == "import":
+                self.imported.add(change.agent_id)
             self.created.setdefault(change.agent_id, entry.time)
 
 
@@ -67,11 +72,20 @@ def check_journal(layout: Layout, expected: str | None, findings: Findings) -> T
         findings.add("damage", "journal", layout.journal.name, text)
     _check_refs([root for key, root in after.items() if before.get(key) == root], told, findings)
     known = {root.agent_id for root in [*after.values(), *before.values()]}
-    flying = told.in_flight.change.agent_id if told.in_flight else None
-    for agent_id in told.heads.keys() - known - {flying}:
+    for agent_id in sorted(_without_ref(layout, told, known)):
         text = f"agent {agent_id} is in the journal, was not removed, and has no ref"
         findings.add("damage", "journal", agent_id, text)
     return told
+
+
+def _without_ref(layout: Layout, told: Told, known: Container[str]) -> set[str]:
+    """The ids of agents in the journal that have no ref. One may have been removed since: look again."""
+    gone = {agent_id for agent_id in told.heads if agent_id not in known}
+    if gone:
+        again, _, _ = _read(layout, None)
+        flying = {entry.change.agent_id for entry in (told.in_flight, again.in_flight) if entry}
+        gone = (gone & again.heads.keys()) - flying
+    return gone
 
 
 def _roots(layout: Layout) -> dict[str, Root]:
@@ -102,10 +116,10 @@ def _read(layout: Layout, expected: str | None) -> tuple[Told, bool, DamageError
 
 
 def _check_refs(roots: Iterable[Root], told: Told, findings: Findings) -> None:
-    last = replace(told, heads=dict(told.heads), created=dict(told.created), snapshots=dict(told.snapshots), breaks=[])
+    last = deepcopy(told)
     if told.in_flight:
         last.take(told.in_flight)
-    for root in roots:
+    for root in without_orphans(roots):
         if not (_agrees(root, told) or _agrees(root, last)):
             text = f"{root} is not where the journal has put it"
             findings.add("damage", "journal", str(root), text, [root.agent])
@@ -113,6 +127,9 @@ def _check_refs(roots: Iterable[Root], told: Told, findings: Findings) -> None:
 
 def _agrees(root: Root, told: Told) -> bool:
     if root.snapshot is not None:
-        return told.snapshots.get((root.agent_id, root.created)) == (root.manifest, root.note)
+        line = told.snapshots.get((root.agent_id, root.created))
+        if line is None and root.agent_id in told.imported:
+            return root.created < told.created.get(root.agent_id, "")
+        return line == (root.manifest, root.note)
     is_head = told.heads.get(root.agent_id) == (root.manifest, root.updated)
     return is_head and told.created.get(root.agent_id) == root.created

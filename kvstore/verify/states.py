@@ -1,15 +1,13 @@
 """Checking the states of one domain: everything that a ref leads to, each file once however many states share it."""
 
-import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kvstore import files
 from kvstore.block import read_metadata
 from kvstore.errors import AmemError
 from kvstore.manifest import BlockRow, FileRow, Manifest, Page
@@ -20,9 +18,9 @@ from kvstore.refs import Domain
 from kvstore.shapes import BLOCK_TOKENS, Part, block_parts, tail_parts
 from kvstore.store import Store
 from kvstore.verify.findings import Findings
+from kvstore.verify.hashing import sha256_of
 
 Depth = Literal["quick", "checksums", "deep"]
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,13 @@ class _PageFacts:
     start: int
     tokens: int
     positions: dict[str, frozenset[int]]  # of its blocks, by layer group
+
+
+class _Origin(NamedTuple):
+    """Whose a state is, and the digests of those that it came from."""
+
+    agent: str
+    earlier: tuple[str, ...]
 
 
 @dataclass
@@ -44,6 +49,8 @@ class StateCheck:
     depth: Depth
     findings: Findings
     seen: dict[StoredObject, int] = field(default_factory=dict)  # what was checked → its bytes
+    _origins: dict[str, _Origin | None] = field(default_factory=dict)  # of the states that were checked
+    _followed: set[str] = field(default_factory=set)
     _pages: dict[str, _PageFacts | None] = field(default_factory=dict)
     _buffers: dict[tuple[Part, ...], list[memoryview]] = field(default_factory=dict)
 
@@ -52,21 +59,30 @@ class StateCheck:
         todo = [root.manifest]
         while todo:
             digest = todo.pop()
-            own = StoredObject("manifests", digest)
-            if own in self.seen or (digest != root.manifest and not self.store.has_manifest(self.domain.id, digest)):
+            if digest != root.manifest and not self.store.has_manifest(self.domain.id, digest):
                 continue
-            try:
-                manifest = self.store.manifest(self.domain.id, digest)
-            except AmemError as error:
-                self.findings.add_error(self.store.layout, self.domain.id, own, error)
+            if digest not in self._origins:
+                self._origins[digest] = self._state(digest)
+            origin = self._origins[digest]
+            if origin is None:
                 continue
-            finally:
-                self.seen[own] = self._size(own) or 0
-            self._check_manifest(own, manifest)
-            if digest == root.manifest and manifest.agent != root.agent_id:
+            if digest == root.manifest and origin.agent != root.agent_id:
                 self.findings.add("damage", "ref", str(root), f"{root} names a state of another agent", [root.agent])
-            if manifest.agent == root.agent_id:
-                todo += [earlier for earlier in (manifest.previous, manifest.resumes) if earlier]
+            if origin.agent == root.agent_id and digest not in self._followed:
+                self._followed.add(digest)
+                todo += origin.earlier
+
+    def _state(self, digest: str) -> _Origin | None:
+        own = StoredObject("manifests", digest)
+        self.seen[own] = self._size(own) or 0
+        try:
+            manifest = self.store.manifest(self.domain.id, digest)
+        except AmemError as error:
+            self.findings.add_error(self.store.layout, self.domain.id, own, error)
+            return None
+        self._check_manifest(own, manifest)
+        earlier = tuple(digest for digest in (manifest.previous, manifest.resumes) if digest)
+        return _Origin(manifest.agent, earlier)
 
     def check_rest(self) -> None:
         """Check files that no state leads to: a later commit may find them and use them again."""
@@ -194,17 +210,14 @@ class StateCheck:
 
     def _check_sha256(self, found: StoredObject) -> None:
         """Hold a file against its name."""
-        hasher = hashlib.sha256()
         try:
-            with files.reading(found.path(self.store.layout, self.domain.id)) as (descriptor, _):
-                while chunk := os.read(descriptor, _CHUNK):
-                    hasher.update(chunk)
+            actual = sha256_of(found.path(self.store.layout, self.domain.id))
         except FileNotFoundError:  # gc has taken it
             return
         except AmemError as error:
             self.findings.add_error(self.store.layout, self.domain.id, found, error)
             return
-        if hasher.hexdigest() != found.sha256:
+        if actual != found.sha256:
             self._damage(found, "is altered: its SHA-256 differs")
 
     def _buffers_for(self, parts: Sequence[Part]) -> list[memoryview]:

@@ -7,8 +7,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from amem_cli.engine.cache import AgentCache, GroupCache
+from amem_cli.engine.cache import AgentCache
 from amem_cli.engine.codec import axes_of, dequantize, quantize
+from amem_cli.engine.group import GroupCache
 from amem_cli.engine.slab import SlabPool
 from kvstore.shapes import BLOCK_TOKENS, CODECS, GROUP_TOKENS, LayerGroup
 
@@ -57,7 +58,7 @@ def fill(group: LayerGroup, tokens: int, codec: str = "q4-channel", step: int = 
         at = cache.offset
         for i, layer in enumerate(cache.layers):
             layer.update_and_fetch(keys[i, None, :, at : at + length], values[i, None, :, at : at + length])
-        cache.settle()
+        cache.settle(length)
     return Filled(cache, keys, values)
 
 

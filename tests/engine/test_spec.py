@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from amem_cli.engine.slab import SlabPool
 from amem_cli.engine.spec import describe
@@ -65,18 +65,30 @@ def test_layers_that_compute_on_their_keys_get_arrays() -> None:
     tokens = [5, 9, 77, 3, 21]
     model(mx.array([tokens]), cache=plain)
     model(mx.array([tokens]), cache=cache.layers)
-    cache.settle()
+    cache.settle(5)
     expected = model(mx.array([[8]]), cache=plain)
     actual = model(mx.array([[8]]), cache=cache.layers)
-    cache.settle(actual)
+    cache.settle(1, actual)
     assert mx.allclose(actual, expected, atol=2e-2)
     assert cache.offset == 6
 
 
-def test_an_unknown_kind_of_cache_is_refused_by_name() -> None:
+def test_recurrent_layers_are_a_group_without_keys() -> None:
     shape = {"num_heads": 4, "state_size": 16, "conv_kernel": 4, "n_groups": 1, "time_step_rank": 8}
     flags = {"use_bias": False, "use_conv_bias": True, "tie_word_embeddings": True, "residual_in_fp32": False}
     limits = {"time_step_limit": (0.0, 100.0), "layer_norm_epsilon": 1e-5}
-    model = make("mamba2", **shape | {"head_dim": 32}, **flags, **limits)
-    with pytest.raises(ModelMismatchError, match="ArraysCache"):
+    (group,) = describe(make("mamba2", **shape | {"head_dim": 32}, **flags, **limits)).groups
+    assert (group.kind, group.layers, group.kv_heads) == ("recurrent", (0, 1, 2, 3), 0)
+    assert [part.name for part in group.states] == ["state.0", "state.1"]
+    assert group.first_needed(500) == 500
+
+
+class OwnCache(KVCache):  # type: ignore[misc]
+    """A cache that a model file brings itself."""
+
+
+def test_an_unknown_kind_of_cache_is_refused_by_name() -> None:
+    model = make("llama")
+    model.make_cache = lambda: [OwnCache() for _ in range(4)]
+    with pytest.raises(ModelMismatchError, match="OwnCache"):
         describe(model)

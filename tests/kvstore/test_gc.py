@@ -3,24 +3,33 @@
 import errno
 import multiprocessing
 import os
+import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from kvstore import files
+from kvstore import files, refs
 from kvstore.errors import AmemError, DamageError, NoSpaceError
 from kvstore.evict import evict
 from kvstore.gc import GCResult, Policy, gc
+from kvstore.index import Index
+from kvstore.journal import Change
 from kvstore.lifecycle import fork, restore, snapshot
+from kvstore.manifest import Manifest
 from kvstore.marks import read_root
-from kvstore.naming import parse_ref
+from kvstore.naming import Ref, parse_ref
 from kvstore.removal import remove
 from kvstore.store import BALLAST, Store
+from kvstore.verify import Checks, verify
 from tests.kvstore.making import ACTOR, WINDOW, commit, fast_folder, journal, picture, read_whole
+from tests.kvstore.scenarios import at_mutation
 
 A, B, C = (list(range(start, start + 1200)) for start in (0, 5000, 9000))
 
@@ -127,13 +136,30 @@ def test_pins_of_a_live_transaction_hold(store: Store) -> None:
     assert collect(store, keep_history=0).freed_objects == len(rows)
 
 
+def test_snapshots_that_a_cut_off_removal_has_left_go(store: Store) -> None:
+    for name, tokens in (("a", A), ("b", B)):
+        commit(store, name, tokens)
+        snapshot(store, parse_ref(name), "s")
+    with refs.moving(store.layout, ACTOR) as lines:  # what `rm` does, until it is killed
+        agent = store.agent("a")
+        lines.append(Change(refs.REMOVE, agent.id, agent.domain, agent.manifest, None))
+        store.layout.agent_ref("a").unlink()
+    commit(store, "a", C)
+    assert verify(store, Checks()).findings == ()
+    planned = collect(store, dry_run=True)
+    result = collect(store)
+    assert set(planned.handled) == set(result.handled)
+    assert ("snapshot", "removed", "s") in {(found.kind, found.reason, found.name) for found in result.handled}
+    assert not store.layout.snapshot_folder("a").exists()
+    assert not store.layout.domain(agent.domain).exists()
+    assert picture(store.layout.root) == {"a": C, "b": B, "b@s": B}
+
+
 def test_rows_of_removed_blocks_go(store: Store) -> None:
     commit(store, "a", A[:600])
     commit(store, "a", A[600:])
     domain = store.agent("a").domain
     collect(store, keep_history=0)
-    from kvstore.index import Index
-
     assert Index(store.layout).listed(domain) == {path.stem for path in store.layout.root.glob("domains/*/blocks/*/*")}
 
 
@@ -352,39 +378,43 @@ def test_what_cannot_be_deleted_is_told(store: Store, kind: str) -> None:
 
 def test_killed_at_any_mutation_it_leaves_whole_states() -> None:
     with fast_folder() as folder:
+        base = Store.open_or_create(folder / "base", ACTOR)
+        for name, tokens in (("a", A[:300]), ("a", A[:600]), ("a", B[:300]), ("b", C[:300])):
+            commit(base, name, tokens)
         number = 0
         while True:
-            store = Store.open_or_create(folder / str(number), ACTOR)
-            for tokens in (A[:300], A[:600], B[:300]):
-                commit(store, "a", tokens)
-            commit(store, "b", C[:300])
-            if not killed(lambda store=store: gc(store, Policy(0, max_bytes=0)), number):  # type: ignore[misc]
+            root = folder / str(number)
+            shutil.copytree(base.layout.root, root)
+            store = Store.open(root, ACTOR)
+            if not killed(partial(gc, store, Policy(0, max_bytes=0)), number):
                 break
-            for name in ("a", "b"):
-                heads = 0
-                while True:
-                    try:
-                        state = store.resolve(parse_ref(f"{name}~{heads}"))
-                    except AmemError:
-                        break
-                    assert store.tokens(state.manifest).size
-                    if state.manifest.cached:
-                        read_whole(store, state.manifest)
-                    heads += 1
-                assert heads
-            gc(store, Policy(0, max_bytes=0))
-            assert list(store.layout.domains.glob("*/blocks/*/*")) == []
-            commit(store, "a", A)
+            for state in [*every_state(store, "a"), *every_state(store, "b")]:
+                assert store.tokens(state).size
+                if state.cached:
+                    read_whole(store, state)
+            if number % 5 == 0:
+                gc(store, Policy(0, max_bytes=0))
+                assert list(store.layout.domains.glob("*/blocks/*/*")) == []
+                assert verify(store, Checks()).findings == ()
+            shutil.rmtree(root)
             number += 1
         assert number > 40
 
 
-def killed(work: Callable[[], object], number: int) -> bool:
-    from tests.kvstore.scenarios import _kill, at_mutation
+def every_state(store: Store, agent: str) -> list[Manifest]:
+    """The states that ~N leads to."""
+    found: list[Manifest] = []
+    with suppress(AmemError):
+        while True:
+            found.append(store.resolve(Ref(agent, back=len(found))).manifest)
+    assert found
+    return found
 
+
+def killed(work: Callable[[], object], number: int) -> bool:
     child = os.fork()
     if not child:
-        files.fault = at_mutation(number, _kill)
+        files.fault = at_mutation(number, lambda _: os.kill(os.getpid(), signal.SIGKILL))
         work()
         os._exit(0)
     _, status = os.waitpid(child, 0)

@@ -1,0 +1,119 @@
+"""`amem export`: one agent's state as one file."""
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from amem_cli.options import Call, State, command, new_app
+from amem_cli.output import digest, human_size
+from amem_cli.transfers import Format, check_format
+from kvstore.errors import UsageError
+from kvstore.naming import Ref, parse_ref
+
+if TYPE_CHECKING:
+    from kvstore.store import Store
+
+app = new_app()
+
+
+@command(app)
+def export(
+    call: Call,
+    ref: State,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE|-", help="Where to; standard output if left out.")
+    ] = "-",
+    lineage: Annotated[bool, typer.Option("--lineage", help="The agent's history and snapshots too.")] = False,
+    format: Annotated[  # noqa: A002 (the option's name)
+        str, typer.Option("--format", metavar="FORMAT", help="amem, or mlx-lm: a prompt cache.")
+    ] = "amem",
+) -> None:
+    """Write a state into one file, which `amem import` reads."""
+    state, form = parse_ref(ref), check_format(format)
+    if output == "-" and (call.out.json or sys.stdout.isatty()):
+        raise UsageError("the file would be written among the text", "name a file with -o FILE")
+    if lineage and form is Format.MLX_LM:
+        raise UsageError("a prompt cache holds one state", "leave --lineage out, or export as amem")
+    store = call.open_store()
+    target = None if output == "-" else Path(output)
+    if form is Format.MLX_LM:
+        _export_mlx(call, store, state, target)
+    else:
+        _export(call, store, state, target, lineage)
+
+
+def _export(call: Call, store: "Store", ref: Ref, target: Path | None, lineage: bool) -> None:
+    from kvstore.transfer import exporting
+
+    with exporting(store, ref, lineage=lineage) as found:
+        sha256, size = _write(target, found.pieces)
+    contents = found.contents
+    states = sum(listed.kind == "manifests" for listed, _ in contents.files)
+    call.out.say(f"{ref}: {states} states, {len(contents.files)} files, {human_size(size)}")
+    call.out.result(
+        call.command,
+        None if target is None else str(target),
+        ref=str(ref),
+        state=digest(contents.head),
+        file=None if target is None else str(target),
+        format=Format.AMEM.value,
+        bytes=size,
+        sha256=sha256,
+        states=states,
+        files=len(contents.files),
+        snapshots=len(contents.snapshots),
+        agent_id=contents.agent_id,
+        domain=contents.domain.id,
+    )
+
+
+def _export_mlx(call: Call, store: "Store", ref: Ref, target: Path | None) -> None:
+    from amem_cli.engine import promptcache
+
+    state = store.resolve(ref)
+    sha256, size = _write(target, promptcache.export(store, state))
+    codec = state.manifest.codec.name
+    loss = f"keys and values are what the {codec} codes stand for, in bfloat16: what quantization took is not back"
+    call.out.warn(loss)
+    if state.manifest.pending:
+        call.out.say(f"{state.manifest.pending} tokens are not in the cache yet, and not in the file")
+    call.out.result(
+        call.command,
+        None if target is None else str(target),
+        ref=str(ref),
+        state=digest(state.digest),
+        file=None if target is None else str(target),
+        format=Format.MLX_LM.value,
+        bytes=size,
+        sha256=sha256,
+        tokens=state.manifest.cached,
+        pending=state.manifest.pending,
+        model=state.manifest.model.name,
+        loss=loss,
+    )
+
+
+def _write(target: Path | None, pieces: Iterator[bytes]) -> tuple[str, int]:
+    """Write the pieces; returns their SHA-256 and size."""
+    from kvstore.transfer import write_file
+
+    hasher, size = hashlib.sha256(), 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal size
+        for piece in pieces:
+            hasher.update(piece)
+            size += len(piece)
+            yield piece
+
+    if target is None:
+        for piece in counted():
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    else:
+        write_file(target, counted())
+    return hasher.hexdigest(), size

@@ -1,0 +1,434 @@
+"""verify finds every kind of damage, names whom it hurts, and finds nothing on a healthy store, however busy."""
+
+import hashlib
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kvstore.gc import Policy, gc
+from kvstore.index import Index
+from kvstore.journal import Change
+from kvstore.lifecycle import fork, restore, snapshot
+from kvstore.naming import parse_ref
+from kvstore.refs import moving
+from kvstore.removal import remove
+from kvstore.store import Store
+from kvstore.verify import Checks, Report, sums, verify
+from kvstore.verify.findings import Finding
+from tests.kvstore.making import ACTOR, commit, fast_folder, journal
+
+A, B = (list(range(start, start + 1200)) for start in (0, 5000))
+DEEP, QUICK = Checks("deep"), Checks("quick", isolation=False)
+
+
+@pytest.fixture
+def full(store: Store) -> Store:
+    """Agents `a` (two states and a snapshot), its fork `b`, and `c` in a domain of its own."""
+    commit(store, "a", A[:600])
+    snapshot(store, parse_ref("a"), "s", note="why")
+    commit(store, "a", A)
+    fork(store, parse_ref("a"), "b")
+    commit(store, "c", B)
+    return store
+
+
+def found(store: Store, checks: Checks = DEEP) -> list[Finding]:
+    return list(verify(store, checks).findings)
+
+
+def only(store: Store, checks: Checks = DEEP) -> Finding:
+    [finding] = found(store, checks)
+    return finding
+
+
+def path_of(store: Store, kind: str, agent: str = "a") -> Path:
+    """A file of that kind that the agent's head needs."""
+    state = store.resolve(parse_ref(agent))
+    domain = state.agent.domain
+    if kind == "manifests":
+        return store.layout.manifest(domain, state.digest)
+    if kind == "pages":
+        return store.layout.page(domain, state.manifest.pages[0].sha256)
+    if kind == "tails":
+        assert state.manifest.tail
+        return store.layout.tail(domain, state.manifest.tail.sha256)
+    return store.layout.block(domain, store.blocks(state.manifest)[-1].sha256)
+
+
+KINDS = ("manifests", "pages", "tails", "blocks")
+
+
+def damage(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Change a file in place, and leave its mode as it was."""
+    mode = path.stat().st_mode
+    path.chmod(0o600)
+    path.write_bytes(change(path.read_bytes()))
+    path.chmod(mode)
+
+
+def flip(data: bytes, place: int | None = None) -> bytes:
+    at = len(data) * 2 // 3 if place is None else place
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("depth", ["quick", "checksums", "deep"])
+def test_a_healthy_store(full: Store, depth: str) -> None:
+    restore(full, parse_ref("a@s"), wait=0)
+    commit(full, "d", A)
+    remove(full, parse_ref("d"), wait=0)
+    gc(full, Policy(keep_history=0, older_than=0))
+    commit(full, "c", [*B, 1])
+    report = verify(full, Checks(depth))  # type: ignore[arg-type]
+    assert report.findings == ()
+    files = list(full.layout.domains.glob("*/*/*/*"))
+    assert (report.checked, report.bytes) == (len(files), sum(path.stat().st_size for path in files))
+    lines = sorted(f"{path.parts[-4]}/{path.parts[-3]}/{path.stem}\n" for path in files)
+    assert report.objects_digest == hashlib.sha256("".join(lines).encode()).hexdigest()
+    assert report.store_id == full.id
+    assert report.started < report.finished
+    assert report.journal_head == journal(full.layout.root)[-1].digest
+    assert report.proven
+    assert report.not_proven
+
+
+def test_it_writes_nothing_and_takes_no_lock(full: Store, steps: list[str]) -> None:
+    with full.hold("a", wait=0):
+        del steps[:]
+        assert found(full) == []
+    assert steps == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", [0, 9, None, -1])
+def test_a_flipped_bit(full: Store, kind: str, place: int | None) -> None:
+    path = path_of(full, kind)
+    damage(path, lambda data: flip(data, place))
+    for checks in (Checks(), DEEP):
+        finding = only(full, checks)
+        assert (finding.severity, finding.kind, finding.object) == ("damage", "altered", f"sha256:{path.stem}")
+        assert "a" in finding.agents
+        assert "c" not in finding.agents
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("keep", [0, 100])
+@pytest.mark.parametrize("checks", [QUICK, Checks(), DEEP], ids=["quick", "default", "deep"])
+def test_a_truncated_and_an_empty_file(full: Store, kind: str, keep: int, checks: Checks) -> None:
+    damage(path_of(full, kind), lambda data: data[:keep])
+    finding = only(full, checks)
+    assert (finding.severity, "a" in finding.agents) == ("damage", True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("checks", [QUICK, Checks(), DEEP], ids=["quick", "default", "deep"])
+def test_a_missing_file(full: Store, kind: str, checks: Checks) -> None:
+    path = path_of(full, kind)
+    path.unlink()
+    finding = only(full, checks)
+    assert (finding.kind, finding.object) == ("missing", f"sha256:{path.stem}")
+    # a fork lives on without the state that it took over, which gc may have collected
+    assert finding.agents == (("a",) if kind == "manifests" else ("a", "b"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("checks", [QUICK, Checks(), DEEP], ids=["quick", "default", "deep"])
+def test_no_regular_file_in_its_place(full: Store, tmp_path: Path, kind: str, checks: Checks) -> None:
+    path = path_of(full, kind)
+    shutil.copy(path, tmp_path / "copy")
+    for is_fifo in (True, False):
+        path.unlink()
+        if is_fifo:
+            os.mkfifo(path, 0o600)
+        else:
+            path.symlink_to(tmp_path / "copy")
+        findings = found(full, checks)
+        assert {finding.severity for finding in findings} == {"damage"}
+        assert {name for finding in findings for name in finding.agents} >= {"a"}
+        assert "foreign" in {finding.kind for finding in findings}
+
+
+def test_every_bit_of_a_ref_counts(full: Store) -> None:
+    for path in (full.layout.agent_ref("c"), full.layout.snapshot_ref("a", "s")):
+        whole = path.read_bytes()
+        for place in range(0, len(whole), 7):
+            path.write_bytes(flip(whole, place))
+            findings = found(full, Checks())
+            assert findings, whole[place - 9 : place + 9]
+            assert {name for finding in findings for name in finding.agents}
+        path.write_bytes(whole)
+    assert found(full) == []
+
+
+def test_a_ref_that_leads_to_another_agents_state(full: Store) -> None:
+    path = full.layout.agent_ref("b")
+    a, b = full.agent("a"), full.agent("b")
+    path.write_bytes(path.read_bytes().replace(b.manifest.encode(), a.manifest.encode()))
+    assert {(f.kind, f.agents) for f in found(full)} == {("ref", ("b",)), ("journal", ("b",))}
+
+
+def test_every_bit_of_the_journal_counts(full: Store) -> None:
+    path = full.layout.journal
+    whole = path.read_bytes()
+    rng = random.Random(1)
+    last = whole[:-1].rindex(b"\n") + 1
+    for place in [rng.randrange(last) for _ in range(40)]:
+        path.write_bytes(flip(whole, place))
+        assert "journal" in {finding.kind for finding in found(full, Checks(None, isolation=False))}, place
+    head = verify(full, Checks(None)).journal_head
+    path.write_bytes(whole)
+    head = verify(full, Checks(None)).journal_head
+    for place in range(last, len(whole)):
+        path.write_bytes(flip(whole, place))
+        assert found(full, Checks(None, isolation=False, journal_head=head)), place
+
+
+def test_a_journal_that_was_cut_off(full: Store) -> None:
+    head = journal(full.layout.root)[-1].digest
+    assert found(full, Checks(None, journal_head=head[:20])) == []
+    whole = full.layout.journal.read_bytes()
+    full.layout.journal.write_bytes(whole[: whole[:-1].rindex(b"\n") + 1])
+    findings = found(full, Checks(None, journal_head=head))
+    assert [finding.agents for finding in findings] == [("c",), ()]
+    full.layout.agent_ref("c").unlink()  # with its refs put back, a cut is seen by the head only
+    assert found(full, Checks(None)) == []
+    assert only(full, Checks(None, journal_head=head)).kind == "journal"
+    full.layout.journal.unlink()
+    assert {name for f in found(full, Checks(None)) for name in f.agents} == {"a", "b"}
+
+
+def test_a_ref_that_has_gone(full: Store) -> None:
+    full.layout.agent_ref("b").unlink()
+    finding = only(full)
+    assert (finding.kind, "has no ref" in finding.message) == ("journal", True)
+
+
+def test_an_intent_whose_ref_did_not_follow_is_legal(full: Store) -> None:
+    agent = full.agent("a")
+    with moving(full.layout, ACTOR) as writer:
+        writer.append(Change("chat", agent.id, agent.domain, agent.manifest, "0" * 64))
+    assert found(full) == []
+    commit(full, "a", B)  # which marks it void
+    assert found(full) == []
+
+
+def test_foreign_files(full: Store) -> None:
+    domain = full.layout.domain(full.agent("a").domain)
+    for path in (full.layout.root / "x", full.layout.domains / "y", domain / "z", domain / "blocks" / "00" / "w"):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.write_bytes(b"mine")
+        path.chmod(0o600)
+    for checks in (QUICK, Checks()):
+        assert [finding.kind for finding in found(full, checks)] == ["foreign"] * 4
+
+
+def test_a_damaged_file_that_nobody_needs(full: Store) -> None:
+    commit(full, "d", [9, *B])
+    path = path_of(full, "blocks", "d")
+    remove(full, parse_ref("d"), wait=0)
+    damage(path, flip)
+    finding = only(full, Checks())
+    assert (finding.object, finding.agents) == (f"sha256:{path.stem}", ())
+
+
+def test_a_missing_domain(full: Store) -> None:
+    full.layout.domain_file(full.agent("a").domain).unlink()
+    finding = only(full)
+    assert (finding.kind, finding.agents) == ("missing", ("a", "b"))
+    assert "domain.json" in finding.message
+
+
+# --- isolation
+
+
+ISOLATION = Checks(None, journal=False)
+
+
+def moved(store: Store, kind: str) -> Path:
+    """A file of `a`'s, copied into the domain of `c`."""
+    path = path_of(store, kind)
+    there = store.layout.domain(store.agent("c").domain) / kind / path.parent.name / path.name
+    there.parent.mkdir(mode=0o700, exist_ok=True)
+    shutil.copy(path, there)
+    return there
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("checks", [ISOLATION, Checks(), DEEP], ids=["isolation", "default", "deep"])
+def test_a_file_under_the_wrong_domain(full: Store, kind: str, checks: Checks) -> None:
+    moved(full, kind)
+    report = verify(full, checks)
+    assert report.breached
+    assert {(finding.severity, finding.kind) for finding in report.findings} == {("breach", "boundary")}
+    path_of(full, kind).unlink()  # moved rather than copied
+    assert verify(full, checks).breached
+
+
+def test_a_block_of_another_domain_in_the_place_of_ones_own(full: Store) -> None:
+    damage(path_of(full, "blocks", "c"), lambda _: path_of(full, "blocks").read_bytes())
+    for checks in (ISOLATION, Checks(), DEEP):
+        finding = next(finding for finding in found(full, checks) if finding.severity == "breach")
+        assert finding.agents == ("c",)
+
+
+def test_equal_salts(full: Store) -> None:
+    a, c = (full.domain(full.agent(name).domain) for name in "ac")
+    damage(full.layout.domain_file(c.id), lambda data: data.replace(c.salt.encode(), a.salt.encode()))
+    assert any("the same salt" in finding.message for finding in found(full, ISOLATION))
+
+
+def test_a_row_of_the_index_that_leads_across(full: Store) -> None:
+    row = full.blocks(full.resolve(parse_ref("a")).manifest)[0]
+    Index(full.layout).add(full.agent("c").domain, [row])
+    assert (only(full).severity, only(full).kind) == ("breach", "index")
+
+
+def test_a_staged_file_of_another_domain(full: Store) -> None:
+    with full.transaction(full.domain(full.agent("c").domain)):
+        [folder] = [path for path in full.layout.staging.iterdir() if path.is_dir()]
+        path = path_of(full, "blocks")
+        staged = folder / path.stem
+        shutil.copy(path, staged)
+        assert only(full, ISOLATION).kind == "boundary"
+
+
+@pytest.mark.parametrize(("mode", "severity"), [(0o644, "breach"), (0o440, "breach"), (0o200, "damage")])
+@pytest.mark.parametrize("what", ["blocks", "manifests", "journal", "ref"])
+def test_a_wrong_mode(full: Store, what: str, mode: int, severity: str) -> None:
+    known = {"journal": full.layout.journal, "ref": full.layout.agent_ref("a")}
+    path = known.get(what) or path_of(full, what)
+    path.chmod(mode)
+    finding = only(full)
+    assert (finding.severity, finding.kind, finding.object) == (
+        severity,
+        "mode",
+        str(path.relative_to(full.layout.root)),
+    )
+
+
+def test_an_open_folder_a_second_link_and_a_strange_owner(full: Store, tmp_path: Path) -> None:
+    path = path_of(full, "blocks")
+    path.parent.chmod(0o755)
+    assert (only(full).severity, only(full).kind) == ("breach", "mode")
+    path.parent.chmod(0o700)
+    (tmp_path / "link").hardlink_to(path)
+    assert (only(full).severity, only(full).kind) == ("breach", "link")
+    (tmp_path / "link").unlink()
+    if os.getuid() == 0:
+        os.chown(path, 12345, -1)
+        assert (only(full).severity, only(full).kind) == ("breach", "owner")
+
+
+# --- reports
+
+
+def test_what_is_proven_depends_on_what_was_read(full: Store) -> None:
+    def claims(checks: Checks) -> tuple[set[str], set[str]]:
+        report = verify(full, checks)
+        return set(report.proven), set(report.not_proven)
+
+    levels = [claims(checks) for checks in (QUICK, Checks(), DEEP)]
+    assert levels[0][0] < levels[1][0] < levels[2][0]
+    assert any("not read" in sentence for sentence in levels[0][1])
+    assert any("forged" in sentence for sentence in levels[1][1])
+    assert not any("forged" in sentence for sentence in levels[2][1])
+    path_of(full, "blocks").unlink()
+    proven, not_proven = claims(DEEP)
+    assert any("are there" in sentence for sentence in not_proven - proven)
+    assert any("journal" in sentence for sentence in proven)
+
+
+def test_only_the_agents_that_were_named(full: Store) -> None:
+    path_of(full, "blocks").unlink()
+    assert found(full, Checks(agents=("c",), journal=False)) == []
+    assert only(full, Checks(agents=("b",), journal=False)).agents == ("a", "b")
+
+
+def test_it_goes_on_after_the_first_fault(full: Store) -> None:
+    for path in [path_of(full, kind, "c") for kind in ("pages", "tails", "blocks")]:
+        damage(path, flip)
+    damage(path_of(full, "manifests"), flip)
+    assert len(found(full)) == 4
+    assert {name for finding in found(full) for name in finding.agents} == {"a", "b", "c"}
+
+
+def test_the_sums_are_what_sha256sum_takes(full: Store, tmp_path: Path) -> None:
+    listed = tmp_path / "sums"
+    listed.write_text("".join(sums(full.layout)))
+    command = ["sha256sum", "--check", "--strict", "--quiet", str(listed)]
+    assert subprocess.run(command, cwd=full.layout.root).returncode == 0
+    assert len(listed.read_text().splitlines()) == verify(full, DEEP).checked
+    damage(path_of(full, "tails"), flip)
+    assert subprocess.run(command, cwd=full.layout.root, capture_output=True).returncode == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs the right to mount")
+def test_on_a_read_only_mount(full: Store, tmp_path: Path) -> None:
+    mount = tmp_path / "mounted"
+    mount.mkdir()
+    bind = ["mount", "--bind", "-o", "ro", str(full.layout.root), str(mount)]
+    if subprocess.run(bind).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        with pytest.raises(OSError, match="Read-only"):
+            (mount / "x").touch()
+        assert found(Store.open(mount, ACTOR)) == []
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+# --- beside writers
+
+
+def write(root: Path, number: int, until: float) -> int:
+    store = Store.open_or_create(root, ACTOR)
+    rounds = 0
+    while time.time() < until:
+        name = f"w{number}"
+        commit(store, name, [number, *range((rounds % 4 + 1) * 150)], wait=30)
+        if rounds % 3 == 0:
+            snapshot(store, parse_ref(name), f"s{rounds}")
+        if rounds % 5 == 4:
+            fork(store, parse_ref(name), f"{name}-{rounds}")
+            remove(store, parse_ref(f"{name}-{rounds}"), wait=30, erase=rounds % 2 == 0)
+        rounds += 1
+    return rounds
+
+
+def collect(root: Path, until: float) -> int:
+    while time.time() < until:
+        gc(Store.open(root, ACTOR), Policy(1))
+        time.sleep(0.05)
+    return 1
+
+
+def test_nothing_is_found_beside_four_writers_and_gc() -> None:
+    with fast_folder() as folder:
+        store = Store.open_or_create(folder / "store", ACTOR)
+        commit(store, "a", A)
+        until = time.time() + 8
+        reports: list[Report] = []
+        with ProcessPoolExecutor(5, multiprocessing.get_context("forkserver")) as pool:
+            running = [pool.submit(write, store.layout.root, number, until) for number in range(4)]
+            running.append(pool.submit(collect, store.layout.root, until))
+            while time.time() < until:
+                reports += [verify(store, checks) for checks in (QUICK, DEEP)]
+            assert all(one.result(timeout=60) for one in running)
+        assert [report.findings for report in reports if report.findings] == []
+        assert len(reports) > 5
+        assert found(store) == []
+
+
+def test_a_forks_name_does_not_hide_its_source(store: Store) -> None:
+    commit(store, "m", A[:300])
+    commit(store, "m", A)
+    fork(store, parse_ref("m"), "a")  # which is looked at first
+    store.layout.tail(store.agent("m").domain, store.resolve(parse_ref("m~1")).manifest.tail.sha256).unlink()  # type: ignore[union-attr]
+    assert only(store).agents == ("m",)

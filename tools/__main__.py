@@ -1,0 +1,30 @@
+"""Write man/ and completions/ anew: `python -m tools`, or `make shell`. A test compares them with what is committed."""
+
+from pathlib import Path
+
+from tools import completions, manual
+
+ROOT = Path(__file__).parents[1]
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file and its text."""
+    texts = {ROOT / "man" / name: text for name, text in manual.pages().items()}
+    return texts | {ROOT / "completions" / name: text for name, text in completions.scripts().items()}
+
+
+def main() -> None:
+    """Write what has changed, and remove pages of commands that are gone."""
+    texts = generated()
+    for path, text in texts.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+    for folder in {path.parent for path in texts}:
+        for path in set(folder.iterdir()) - texts.keys():
+            path.unlink()
+            print(f"removed {path.relative_to(ROOT)}")
+    print(f"{len(texts)} files")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The man pages: synopsis, options and exit codes from the code, the rest from the prose in tools/pages.
+
+A prose file is named by its command. Its first lines tell the command's exit codes beside those that every command has
+(`Exits:`), and which pages go with it (`See:`); sections begin with `# `. Within them paragraphs are separated by blank lines, lines of four spaces are
+shown as they are, and `- term: text` is an entry of a list. `code` is bold, *names* are italic.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from amem_cli import __version__
+from kvstore import errors
+from tools.tree import Argument, Command, Option, root
+
+DATE = "2026-11-29"  # of this version, as the foot of each page tells it
+PAGES = Path(__file__).parent / "pages"
+COMMON_CODES = {0, 1, 2, 4}  # done; a bug or a failing disk; a bad option or config file; a config file that is missing
+_SPECIAL = {"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"}
+_ITEM = re.compile(r"- (.+?): (.+)", re.DOTALL)
+
+
+def pages() -> dict[str, str]:
+    """The text of every man page, by its file name."""
+    tree = root()
+    return {f"{name(command.path)}.1": _page(command, tree) for command in (tree, *tree.commands)}
+
+
+def name(path: tuple[str, ...]) -> str:
+    return "-".join(("amem", *path))
+
+
+def escape(text: str) -> str:
+    """`text` as roff shows it unchanged, in ASCII; a dot or a quote at the beginning of a line is no request."""
+    shown = "".join(_SPECIAL.get(c, c) if c.isascii() else f"\\[u{ord(c):04X}]" for c in text)
+    return re.sub(r"^(?=[.'])", r"\\&", shown, flags=re.MULTILINE)
+
+
+def exit_codes(command: Command) -> dict[int, str]:
+    """The codes that a command can end with, and what they mean. `amem` itself has them all."""
+    kinds = [errors.AmemError, *errors.AmemError.__subclasses__()]
+    meanings = {0: "Done."} | {kind.exit_code: _first_line(kind) for kind in kinds}
+    if not command.path:
+        return meanings
+    own = set(map(int, _listed(command, "Exits")))
+    return {code: text for code, text in sorted(meanings.items()) if code in own | COMMON_CODES}
+
+
+def _first_line(kind: type[errors.AmemError]) -> str:
+    if kind is errors.AmemError:
+        return "Failure: a bug, or a disk or another program that does not do what it should."
+    return (kind.__doc__ or "").strip().partition("\n")[0]
+
+
+def _listed(command: Command, what: str) -> list[str]:
+    """What a line at the head of the prose lists."""
+    match = re.search(rf"^{what}:(.*)$", _prose(command), re.MULTILINE)
+    return match[1].split() if match else []
+
+
+def _prose(command: Command) -> str:
+    return (PAGES / f"{'-'.join(command.path) or 'amem'}.md").read_text("utf-8")
+
+
+def _sections(command: Command) -> dict[str, str]:
+    parts = re.split(r"^# (.+)\n", _prose(command), flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _page(command: Command, tree: Command) -> str:
+    prose = _sections(command)
+    lines = [f'.TH {name(command.path).upper()} 1 "{DATE}" "amem {__version__}" "amem manual"', ".SH NAME"]
+    lines.append(f"{escape(name(command.path))} \\- {escape(_uncapitalized(command.help))}")
+    lines += [".SH SYNOPSIS", *_synopsis(command)]
+    for title, text in prose.items():
+        if title != "EXAMPLES":
+            lines += [f".SH {title}", *_text(text)]
+    lines += [".SH OPTIONS", *_options(command)]
+    if not command.path:
+        lines += [".SH COMMANDS", *_commands(command)]
+    for below in command.commands if command.path else ():
+        lines += [f".SS amem {' '.join(below.path)}", *_text(below.help), *_entries(below)]
+    lines += [".SH EXIT STATUS", *_exit_status(command)]
+    if "EXAMPLES" in prose:
+        lines += [".SH EXAMPLES", *_text(prose["EXAMPLES"])]
+    lines += [".SH SEE ALSO", *_see_also(command, tree)]
+    return "\n".join(lines) + "\n"
+
+
+def _uncapitalized(text: str) -> str:
+    text = text.removesuffix(".")
+    return text[:1].lower() + text[1:]
+
+
+def _synopsis(command: Command) -> Iterator[str]:
+    called = [command] if command.path == () or not command.commands else command.commands
+    for place, one in enumerate(called):
+        if place:
+            yield ".br"
+        words = [f"\\fB{escape(' '.join(('amem', *one.path)))}\\fP", "[\\fIOPTIONS\\fP]"]
+        words += ["\\fICOMMAND\\fP [\\fIARGUMENT\\fP...]"] if not one.path else []
+        words += [_inline(f"*{argument.shown}*") for argument in one.arguments]
+        yield " ".join(words)
+
+
+def _commands(command: Command) -> Iterator[str]:
+    for below in command.commands:
+        yield from (".TP", _page_name(name(below.path)), escape(below.help))
+
+
+def _options(command: Command) -> Iterator[str]:
+    if not command.commands:
+        yield from _entries(command)
+    if command.path:
+        yield ".PP"
+        yield "The options that all commands share are told in"
+        yield _page_name("amem") + "."
+        return
+    yield "All commands take these, before their name and after it."
+    for option in (*command.shared, *command.options):
+        yield from _option(option)
+
+
+def _entries(command: Command) -> Iterator[str]:
+    for argument in command.arguments:
+        yield from _argument(argument)
+    for option in command.options:
+        yield from _option(option)
+
+
+def _argument(argument: Argument) -> Iterator[str]:
+    yield ".TP"
+    yield _inline(f"*{argument.shown}*")
+    yield escape(argument.help)
+
+
+def _option(option: Option) -> Iterator[str]:
+    flags = ", ".join(f"\\fB{escape(flag)}\\fP" for flag in option.flags)
+    yield ".TP"
+    yield flags if option.metavar is None else f"{flags} {_inline(f'*{option.metavar}*')}"
+    notes = [option.help]
+    notes += ["May be given several times."] if option.multiple else []
+    notes += [f"Default: {option.default}."] if option.default is not None else []
+    notes += [f"Variable: {option.variable}."] if option.variable else []
+    yield escape(" ".join(notes))
+
+
+def _exit_status(command: Command) -> Iterator[str]:
+    for code, meaning in sorted(exit_codes(command).items()):
+        yield from (".TP", f".B {code}", escape(meaning))
+    yield from (".TP", ".BI 128+ N", "Died of signal \\fIN\\fP: what was said until then is committed.")
+    if not command.path:
+        yield from (".PP", "Where several hold, isolation comes before damage, and damage before the rest.")
+
+
+def _see_also(command: Command, tree: Command) -> Iterator[str]:
+    listed = _listed(command, "See") if command.path else [name(other.path)[5:] for other in tree.commands]
+    others = [*(["amem"] if command.path else []), *(f"amem-{other}" for other in sorted(listed))]
+    for place, other in enumerate(others):
+        yield _page_name(other) + ("," if place + 1 < len(others) else "")
+
+
+def _page_name(page: str) -> str:
+    return f"\\fB{escape(page)}\\fP(1)"
+
+
+def _text(text: str) -> Iterator[str]:
+    """Paragraphs, lists and literal lines as roff."""
+    for place, paragraph in enumerate(re.split(r"\n\s*\n", text.strip("\n"))):
+        if paragraph.startswith("    "):
+            yield from (".PP", ".nf", ".RS 4")
+            yield from (escape(line[4:]) for line in paragraph.splitlines())
+            yield from (".RE", ".fi")
+        elif paragraph.startswith("- "):
+            for item in re.split(r"\n(?=- )", paragraph):
+                match = _ITEM.fullmatch(item)
+                if match is None:
+                    raise ValueError(f"an entry of a list needs a term: {item}")
+                yield from (".TP", _inline(match[1]), _inline(re.sub(r"\n\s*", "\n", match[2])))
+        else:
+            if place:
+                yield ".PP"
+            yield _inline(paragraph)
+
+
+def _inline(text: str) -> str:
+    """`bold` and *italic*, everything else unchanged."""
+    parts = re.split(r"(`[^`]+`|\*[^*]+\*)", text)
+    fonts = {"`": "\\fB", "*": "\\fI"}
+    return "".join(
+        f"{fonts[part[0]]}{escape(part[1:-1])}\\fP" if part[:1] in fonts and len(part) > 2 else escape(part)
+        for part in parts
+    )

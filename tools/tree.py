@@ -1,0 +1,143 @@
+"""The commands as data, read from the very parser that runs them: what man pages and completions are made of."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from typer._click.core import Command as ClickCommand
+from typer._click.core import Context
+from typer.core import TyperArgument, TyperGroup, TyperOption
+from typer.main import get_command
+
+from amem_cli import main
+from amem_cli.config import SHARED_KEYS
+from kvstore.shapes import CODECS
+
+# What the shells offer for a value, by the first word of the name that the usage gives to it; nothing for the others.
+KINDS = {
+    "AGENT": "agents",
+    "REF": "refs",
+    "A": "refs",
+    "B": "refs",
+    "MODEL": "models",
+    "D": "domains",
+    "DOMAIN": "domains",
+    "FILE": "files",
+    "SOURCE": "files",
+    "DIR": "folders",
+}
+CHOICES = {"CODEC": tuple(CODECS), "FORMAT": ("amem", "mlx-lm")}
+FREE = {
+    *("AGE", "CODEC", "DIGEST", "LABEL", "MESSAGE", "N", "NAME", "NEW", "P", "SECONDS", "SIZE", "T", "TEXT", "TIME"),
+    "FORMAT",
+}
+"""Names of values that no shell can guess."""
+
+
+def kind_of(metavar: str) -> str:
+    """One of the values of `KINDS`, or "". Raises KeyError for a name that nobody has decided about."""
+    first = metavar.partition("|")[0].removesuffix("…")
+    return "" if first in FREE else KINDS[first]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option: `flags` as they are typed; `metavar` names its value, and is None for a switch."""
+
+    flags: tuple[str, ...]
+    metavar: str | None
+    choices: tuple[str, ...]
+    multiple: bool
+    help: str
+    default: str | None
+    variable: str | None
+
+    @property
+    def kind(self) -> str:
+        return "" if self.choices or self.metavar is None else kind_of(self.metavar)
+
+
+@dataclass(frozen=True)
+class Argument:
+    metavar: str
+    required: bool
+    many: bool
+    help: str
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.metavar)
+
+    @property
+    def shown(self) -> str:
+        """As a usage line has it."""
+        text = self.metavar.removesuffix("…") + ("..." if self.many else "")
+        return text if self.required else f"[{text}]"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, by the words that call it: () is `amem` itself. Its own options, then those that all commands share."""
+
+    path: tuple[str, ...]
+    help: str
+    arguments: tuple[Argument, ...]
+    options: tuple[Option, ...]
+    shared: tuple[Option, ...]
+    commands: tuple["Command", ...]
+
+    def all(self) -> Iterator["Command"]:
+        """This command and those below it."""
+        yield self
+        for command in self.commands:
+            yield from command.all()
+
+
+def root() -> Command:
+    """`amem`, with all of its commands in the order of `amem --help`."""
+    group = get_command(main.root_app())
+    ctx = Context(group, info_name="amem", **group.context_settings)
+    commands = []
+    for name, text in main.COMMANDS.items():
+        commands.append(_read(main.load_command(name), (name,), ctx, text))
+    return _command(group, (), ctx, group.help or "", tuple(commands))
+
+
+def _read(command: ClickCommand, path: tuple[str, ...], parent: Context, text: str | None = None) -> Command:
+    ctx = Context(command, info_name=path[-1], parent=parent, **command.context_settings)
+    below: tuple[Command, ...] = ()
+    if isinstance(command, TyperGroup):
+        below = tuple(_read(inner, (*path, name), ctx) for name, inner in command.commands.items())
+    return _command(command, path, ctx, text or command.help or "", below)
+
+
+def _command(
+    command: ClickCommand, path: tuple[str, ...], ctx: Context, text: str, below: tuple[Command, ...]
+) -> Command:
+    found = [_option(parameter, ctx) for parameter in command.get_params(ctx) if isinstance(parameter, TyperOption)]
+    shared = {f"--{key.replace('_', '-')}" for key in SHARED_KEYS} | {"--help"}
+    return Command(
+        path=path,
+        help=text,
+        arguments=tuple(_argument(p) for p in command.params if isinstance(p, TyperArgument)),
+        options=tuple(option for option in found if not shared.intersection(option.flags)),
+        shared=tuple(option for option in found if shared.intersection(option.flags)),
+        commands=below,
+    )
+
+
+def _option(option: TyperOption, ctx: Context) -> Option:
+    listed = tuple(map(str, option.type_descriptor.choices or ()))
+    return Option(
+        flags=tuple(sorted(option.opts, key=lambda flag: flag.startswith("--"))),
+        metavar=None if option.is_flag else option.metavar or "|".join(listed) or "TEXT",
+        choices=listed or CHOICES.get(option.metavar or "", ()),
+        multiple=option.multiple,
+        help=option.help or "",
+        default=None if option.is_flag or option.default is None else f"{option.default}",
+        variable=f"{ctx.auto_envvar_prefix}_{option.name.upper()}" if option.allow_from_autoenv else None,
+    )
+
+
+def _argument(argument: TyperArgument) -> Argument:
+    metavar = argument.metavar or argument.name.upper()
+    return Argument(metavar, argument.required, argument.nargs != 1, argument.help or "")
