@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PREFIX ?= $(HOME)/.local
+SHARE = $(DESTDIR)$(PREFIX)/share
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint bench clean
+.PHONY: setup demo test test-slow lint bench shell install-shell clean
 
 setup: $(READY)
 
@@ -31,6 +33,19 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# man pages and completions anew, from the commands and tools/pages
+shell: $(READY)
+	$(BIN)/python -m tools
+
+# man pages and completions for bash, zsh and fish; zsh looks for _amem in the folders of its fpath
+install-shell:
+	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions
+	install -d $(SHARE)/fish/vendor_completions.d
+	install -m 644 man/*.1 $(SHARE)/man/man1
+	install -m 644 completions/amem.bash $(SHARE)/bash-completion/completions/amem
+	install -m 644 completions/_amem $(SHARE)/zsh/site-functions/_amem
+	install -m 644 completions/amem.fish $(SHARE)/fish/vendor_completions.d/amem.fish
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

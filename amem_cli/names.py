@@ -56,8 +56,8 @@ def _names(layout: Layout, kind: str, begun: str) -> Iterator[str]:
 
 def _agents(layout: Layout, begun: str) -> Iterator[str]:
     """Only the refs that the word begins are read: a store may hold very many."""
-    for name in os.listdir(layout.agent_refs):
-        if name.startswith(begun) and (agent := refs.read_agent(layout, name)):
+    for path in layout.agent_refs.iterdir():
+        if path.name.startswith(begun) and (agent := refs.read_agent(layout, path.name)):
             yield agent.name
 
 

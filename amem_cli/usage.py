@@ -9,7 +9,7 @@ from typing import NamedTuple
 from amem_cli.output import digest
 from kvstore.errors import DamageError
 from kvstore.journal import read_journal
-from kvstore.manifest import Manifest, encode
+from kvstore.manifest import FileRow, Manifest, encode
 from kvstore.refs import AgentRef
 from kvstore.shapes import LayerGroup, bytes_per_token, fp16_bytes_per_token
 from kvstore.store import Store
@@ -47,17 +47,6 @@ class AgentUsage:
     updated: str
 
 
-def files_of(store: Store, domain: str, head: str) -> Files:
-    """Every file that the state `head` needs: its manifest, pages, blocks and tail."""
-    manifest = store.manifest(domain, head)
-    files = {(domain, head): FileUse(len(encode(manifest)), is_block=False)}
-    for row in (*manifest.pages, *([manifest.tail] if manifest.tail else [])):
-        files[domain, row.sha256] = FileUse(row.bytes, is_block=False)
-    for block in store.blocks(manifest):
-        files[domain, block.sha256] = FileUse(block.bytes, is_block=True)
-    return files
-
-
 def total_bytes(files: Files) -> int:
     return sum(file.bytes for file in files.values())
 
@@ -66,12 +55,86 @@ def total_blocks(files: Files) -> int:
     return sum(file.is_block for file in files.values())
 
 
-def agent_files(store: Store, agent: AgentRef) -> Files:
-    """Every file that the agent's head and its snapshots need."""
-    files = files_of(store, agent.domain, agent.manifest)
-    for snapshot in store.snapshots(agent.name):
-        files |= files_of(store, snapshot.domain, snapshot.manifest)
-    return files
+class Usage:
+    """What agents need, each page read once. For one agent the others of its domain will do: nobody else shares."""
+
+    def __init__(self, store: Store, agents: Sequence[AgentRef]) -> None:
+        """Read what the heads and snapshots of `agents` need. Raises DamageError and IsolationError."""
+        self._store = store
+        self._pages: dict[str, Files] = {}
+        self._snapshots = {agent.id: store.snapshots(agent.name) for agent in agents}
+        self._needed = {agent.id: self._needed_by(agent) for agent in agents}
+        self._users = Counter(key for files in self._needed.values() for key in files)
+        self._notes = head_notes(store)
+
+    @property
+    def snapshots(self) -> int:
+        return sum(map(len, self._snapshots.values()))
+
+    @property
+    def files(self) -> Files:
+        """The files that all of the agents need, each counted once."""
+        everything: Files = {}
+        for files in self._needed.values():
+            everything |= files
+        return everything
+
+    def files_of(self, domain: str, digest: str) -> Files:
+        """Every file that a state needs: its manifest, pages, blocks and tail."""
+        manifest = self._store.manifest(domain, digest)
+        files = {(domain, digest): FileUse(len(encode(manifest)), is_block=False)}
+        for page in manifest.pages:
+            files |= self._page(domain, page)
+        files |= {(domain, row.sha256): FileUse(row.bytes, is_block=True) for row in manifest.window_blocks}
+        if manifest.tail:
+            files[domain, manifest.tail.sha256] = FileUse(manifest.tail.bytes, is_block=False)
+        return files
+
+    def shared_bytes(self, files: Files, agent: AgentRef) -> int:
+        """What of `files` another agent than `agent` needs, too."""
+        own = self._needed[agent.id]
+        return sum(file.bytes for key, file in files.items() if self._users[key] > (key in own))
+
+    def agent(self, agent: AgentRef) -> AgentUsage:
+        """One of the agents, as its head is."""
+        manifest = self._store.manifest(agent.domain, agent.manifest)
+        files = self.files_of(agent.domain, agent.manifest)
+        shared = self.shared_bytes(files, agent)
+        domain = self._store.domain(agent.domain)
+        return AgentUsage(
+            name=agent.name,
+            id=agent.id,
+            domain=domain.name or domain.id,
+            model=manifest.model.name,
+            head=digest(agent.manifest),
+            parent=digest(manifest.previous or manifest.resumes),
+            note=self._notes.get(agent.manifest),
+            tokens=manifest.tokens,
+            blocks=total_blocks(files),
+            bytes=total_bytes(files),
+            own_bytes=total_bytes(files) - shared,
+            shared_bytes=shared,
+            snapshots=len(self._snapshots[agent.id]),
+            complete=manifest.complete,
+            created=agent.created,
+            updated=agent.updated,
+        )
+
+    def _needed_by(self, agent: AgentRef) -> Files:
+        files = self.files_of(agent.domain, agent.manifest)
+        for snapshot in self._snapshots[agent.id]:
+            files |= self.files_of(snapshot.domain, snapshot.manifest)
+        return files
+
+    def _page(self, domain: str, row: FileRow) -> Files:
+        """A page and the blocks that it lists."""
+        if row.sha256 not in self._pages:
+            blocks = self._store.page(domain, row).blocks
+            self._pages[row.sha256] = {
+                (domain, row.sha256): FileUse(row.bytes, is_block=False),
+                **{(domain, block.sha256): FileUse(block.bytes, is_block=True) for block in blocks},
+            }
+        return self._pages[row.sha256]
 
 
 def head_notes(store: Store) -> dict[str, str]:
@@ -82,42 +145,6 @@ def head_notes(store: Store) -> dict[str, str]:
             if entry.change.after and entry.change.note:
                 notes[entry.change.after] = entry.change.note
     return notes
-
-
-def measure(store: Store, agents: Sequence[AgentRef]) -> tuple[list[AgentUsage], Files]:
-    """All agents' usage, and the files of them all, each counted once."""
-    needed = {agent.id: agent_files(store, agent) for agent in agents}
-    users = Counter(key for files in needed.values() for key in files)
-    everything: Files = {}
-    for files in needed.values():
-        everything |= files
-    notes = head_notes(store)
-    return [_measure_one(store, agent, users, notes.get(agent.manifest)) for agent in agents], everything
-
-
-def _measure_one(store: Store, agent: AgentRef, users: Counter[tuple[str, str]], note: str | None) -> AgentUsage:
-    manifest = store.manifest(agent.domain, agent.manifest)
-    files = files_of(store, agent.domain, agent.manifest)
-    shared = sum(file.bytes for key, file in files.items() if users[key] > 1)
-    domain = store.domain(agent.domain)
-    return AgentUsage(
-        name=agent.name,
-        id=agent.id,
-        domain=domain.name or domain.id,
-        model=manifest.model.name,
-        head=digest(agent.manifest),
-        parent=digest(manifest.previous or manifest.resumes),
-        note=note,
-        tokens=manifest.tokens,
-        blocks=total_blocks(files),
-        bytes=total_bytes(files),
-        own_bytes=total_bytes(files) - shared,
-        shared_bytes=shared,
-        snapshots=len(store.snapshots(agent.name)),
-        complete=manifest.complete,
-        created=agent.created,
-        updated=agent.updated,
-    )
 
 
 @dataclass(frozen=True)

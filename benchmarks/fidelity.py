@@ -8,6 +8,7 @@ token.
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +27,36 @@ from kvstore.shapes import CODECS, GROUP_TOKENS
 CODEC_NAMES = ("q4-channel", "q4-token", "q8-channel")
 REFERENCE = "full precision"
 
-Run = Callable[[list[int]], mx.array]  # token ids of one pass → log probabilities [tokens, vocabulary] in float32
 
+@dataclass(frozen=True)
+class Way:
+    """An empty cache to begin with: what the model is called with, and what evaluates a pass."""
 
-def runs_of(model: LoadedModel) -> dict[str, Run]:
-    """The reference, and a run through the cache for each codec. Each starts with an empty cache."""
-    spec = describe(model.model)
-    own = make_prompt_cache(model.model)
+    layers: list[Any]
+    settle: Callable[..., None]
 
-    def reference(ids: list[int]) -> mx.array:
-        out = _log_probabilities(model.model(mx.array([ids]), cache=own))
-        mx.eval(out, [cache.state for cache in own])
+    def feed(self, model: LoadedModel, ids: list[int]) -> None:
+        """One pass, whose logits are not computed."""
+        model.model(mx.array([ids]), cache=self.layers)
+        self.settle()
+
+    def score(self, model: LoadedModel, ids: list[int]) -> mx.array:
+        """One pass. Returns log probabilities [tokens, vocabulary] in float32."""
+        logits = model.model(mx.array([ids]), cache=self.layers)[0].astype(mx.float32)
+        out = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        self.settle(out)
         return out
 
-    def through(name: str) -> Run:
+
+def ways(model: LoadedModel) -> dict[str, Way]:
+    """The reference, and our cache with each codec."""
+    spec = describe(model.model)
+    own = make_prompt_cache(model.model)
+    found = {REFERENCE: Way(own, lambda *outputs: mx.eval(*outputs, [cache.state for cache in own]))}
+    for name in CODEC_NAMES:
         cache = spec.new_cache(CODECS[name], SlabPool())
-
-        def run(ids: list[int]) -> mx.array:
-            out = _log_probabilities(model.model(mx.array([ids]), cache=cache.layers))
-            cache.settle(len(ids), out)
-            return out
-
-        return run
-
-    return {REFERENCE: reference, **{name: through(name) for name in CODEC_NAMES}}
-
-
-def _log_probabilities(logits: mx.array) -> mx.array:
-    exact = logits[0].astype(mx.float32)
-    return exact - mx.logsumexp(exact, axis=-1, keepdims=True)
+        found[name] = Way(cache.layers, cache.settle)
+    return found
 
 
 def _float(array: mx.array) -> float:
@@ -65,18 +67,18 @@ def _float(array: mx.array) -> float:
 
 def compare(model: LoadedModel, ids: list[int], unscored: int, lengths: Iterator[int]) -> list[Row]:
     """Feed `ids` but the last: `unscored` tokens as a prefill, and then passes of `lengths`, which are scored."""
-    runs = runs_of(model)
+    caches = ways(model)
     at = 0
     for length in passes(0, unscored, logits=False):
-        for run in runs.values():
-            run(ids[at : at + length])
+        for way in caches.values():
+            way.feed(model, ids[at : at + length])
         at += length
-    divergence, loss = dict.fromkeys(runs, 0.0), dict.fromkeys(runs, 0.0)
+    divergence, loss = dict.fromkeys(caches, 0.0), dict.fromkeys(caches, 0.0)
     for length in lengths:
         targets = mx.array(ids[at + 1 : at + length + 1])[:, None]
-        expected = runs[REFERENCE](ids[at : at + length])
-        for name, run in runs.items():
-            found = expected if name == REFERENCE else run(ids[at : at + length])
+        expected = caches[REFERENCE].score(model, ids[at : at + length])
+        for name, way in caches.items():
+            found = expected if name == REFERENCE else way.score(model, ids[at : at + length])
             divergence[name] += _float(mx.sum(mx.exp(expected) * (expected - found)))
             loss[name] -= _float(mx.sum(mx.take_along_axis(found, targets, axis=-1)))
         at += length
@@ -88,7 +90,7 @@ def compare(model: LoadedModel, ids: list[int], unscored: int, lengths: Iterator
             "perplexity": math.exp(loss[name] / scored),
             "KL": divergence[name] / scored,
         }
-        for name in runs
+        for name in caches
     ]
 
 

@@ -67,7 +67,7 @@ class Agent:
     def restore(self, pool: Callable[[], SlabPool]) -> AgentCache:
         """Bring the blocks into memory of a pool, or into new memory where that has none."""
         cache = AgentCache(self.groups, CODEC, pool())
-        persist.load_blocks(self.store, self.domain, self.blocks, cache, self.tokens)
+        persist.load_blocks(self.store, self.domain, self.blocks, cache, self.tokens)()
         return cache
 
     def read_plainly(self, memory: memoryview, threads: int) -> None:

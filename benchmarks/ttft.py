@@ -17,6 +17,7 @@ from amem_cli.engine.conversation import Conversation, Conversations
 from amem_cli.engine.generate import passes, sample
 from amem_cli.engine.model import LoadedModel
 from amem_cli.engine.spec import describe
+from amem_cli.engine.steps import drive
 from amem_cli.engine.transcript import Text, Transcript
 from benchmarks.models import add_model, add_text, drop_from_page_cache, new_store, open_model, opening_text
 from benchmarks.report import Row, finish, interleaved, options, ratio, seconds
@@ -47,7 +48,7 @@ def cold(store: Store, conversations: Conversations, model: LoadedModel, text: s
     transcript.open(model.prompt, None)
     transcript.add(model.prompt, Text(text, raw=True))
     with store.transaction(domain) as txn:
-        agent = conversations.begin(domain, CODECS[DEFAULT_CODEC], transcript, txn)
+        agent = drive(conversations.begin(domain, CODECS[DEFAULT_CODEC], transcript, txn))
         for length in passes(0, len(transcript.tokens) - 1, logits=False):
             agent.feeder.feed(agent.pending[:length])
         prefilled = time.perf_counter() - started
@@ -64,7 +65,7 @@ def measure(model: LoadedModel, tokens: int, file: Path | None, repeats: int) ->
         agent, cold_seconds = cold(store, pooled, model, opening_text(model, file, tokens))
 
         def resume(conversations: Conversations) -> Conversation:
-            return step(conversations.resume(store.resolve(Ref("agent"))))
+            return step(drive(conversations.resume(store.resolve(Ref("agent")))))
 
         def dropped() -> float:
             drop_from_page_cache(store)

@@ -15,6 +15,7 @@ from amem_cli.engine.conversation import Conversation, Conversations
 from amem_cli.engine.generate import passes
 from amem_cli.engine.model import LoadedModel
 from amem_cli.engine.spec import describe
+from amem_cli.engine.steps import drive
 from amem_cli.engine.transcript import Transcript
 from benchmarks.models import add_model, add_text, disk_bytes, new_store, open_model, opening_tokens, owed_bytes
 from benchmarks.report import Row, bars, finish, options, seconds
@@ -40,7 +41,7 @@ class Bench:
         self.conversations = Conversations(store, model, self.spec)
         domain = store.create_domain()
         with store.transaction(domain) as txn:
-            self.agent = self.conversations.begin(domain, CODEC, Transcript(ids), txn)
+            self.agent = drive(self.conversations.begin(domain, CODEC, Transcript(ids), txn))
             self._feed_and_commit(self.agent, "agent", txn)
 
     def turn(self, agent: Conversation, name: str, ids: list[int]) -> tuple[int, int]:
@@ -61,7 +62,7 @@ class Bench:
         """A fork, and a turn of its own."""
         name = f"fork{number}"
         lifecycle.fork(self.store, Ref("agent"), name)
-        agent = self.conversations.resume(self.store.resolve(Ref(name)))
+        agent = drive(self.conversations.resume(self.store.resolve(Ref(name))))
         self.turn(agent, name, ids)
         agent.release()
 

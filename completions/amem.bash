@@ -45,13 +45,17 @@ _amem() {
 # Fill COMPREPLY with what is offered and begins as the word does. Where nothing is found bash offers files itself.
 _amem_offer() {
     local candidate
+    local -a typed
     COMPREPLY=()
     [[ $offered == files ]] && return
     compopt +o default 2>/dev/null
     case $offered in
         folders) compopt -o dirnames 2>/dev/null; return ;;
         words*) offered=${offered#words} ;;
-        names*) offered=$("${words[0]}" __complete "${offered#names }" "${words[@]:1:${#words[@]}-2}" "$cur" 2>/dev/null) ;;
+        names*)
+            typed=("${words[@]:1:${#words[@]}-2}")
+            offered=$("${words[0]/#\~/$HOME}" __complete "${offered#names }" "${typed[@]//[\"\'\\]/}" "$cur" 2>/dev/null)
+            ;;
     esac
     for candidate in $offered; do
         [[ $candidate == "$cur"* ]] && COMPREPLY+=("${candidate#"$prefix"}")
@@ -62,9 +66,9 @@ _amem_offer() {
 _amem_value() {
     case "$1 $2" in
         'prefill --system' | 'prefill --wait' | 'chat --max-tokens' | 'chat --temp' | 'chat --top-p' | 'chat --seed' | 'chat --stop' | 'chat --expect' | 'chat --wait' | 'extend --phase' | 'extend --expect' | 'extend --wait' | 'snapshot --note' | 'restore --expect' | 'restore --wait' | 'restore --note' | 'fork --note' | 'log -n' | 'log --number' | 'log --since' | 'log --until' | 'rm --wait' | 'gc --max-bytes' | 'gc --older-than' | 'gc --keep-history' | 'verify --journal-head' | 'repair --wait' | 'import --wait' | 'demo --tokens') echo '' ;;
-        'prefill --system-file' | 'chat -f' | 'chat --file' | 'verify --sums' | 'export -o' | 'export --output' | 'import --tokens') echo 'files' ;;
-        ' --store' | 'prefill --store' | 'chat --store' | 'extend --store' | 'snapshot --store' | 'restore --store' | 'fork --store' | 'inspect --store' | 'log --store' | 'diff --store' | 'rm --store' | 'gc --store' | 'verify --store' | 'repair --store' | 'export --store' | 'import --store' | 'model --store' | 'model add --adapter' | 'model add --store' | 'model ls --store' | 'model rm --store' | 'doctor --store' | 'demo --dir' | 'demo --store') echo 'folders' ;;
-        'prefill --domain' | 'rm --domain' | 'import --domain') echo 'names domains' ;;
+        'prefill --system-file' | 'chat -f' | 'chat --file' | 'verify --sums' | 'export -o' | 'export --output' | 'import --tokens') echo files ;;
+        ' --store' | 'prefill --store' | 'chat --store' | 'extend --store' | 'snapshot --store' | 'restore --store' | 'fork --store' | 'inspect --store' | 'log --store' | 'diff --store' | 'rm --store' | 'gc --store' | 'verify --store' | 'repair --store' | 'export --store' | 'import --store' | 'model --store' | 'model add --adapter' | 'model add --store' | 'model ls --store' | 'model rm --store' | 'doctor --store' | 'demo --dir' | 'demo --store') echo folders ;;
+        'prefill --domain' | 'inspect --domain' | 'rm --domain' | 'import --domain') echo 'names domains' ;;
         'prefill --model' | 'chat --model' | 'extend --model' | 'repair --model' | 'import --model') echo 'names models' ;;
         'export --format' | 'import --format') echo 'words amem mlx-lm' ;;
         'prefill --codec') echo 'words q4-channel q8-channel q4-token q8-token' ;;
@@ -77,13 +81,13 @@ _amem_value() {
 _amem_argument() {
     case "$1 $2" in
         'chat '1 | 'snapshot '1 | 'fork '1 | 'import '1 | 'model add '0) echo '' ;;
-        'import '0 | 'model add '1) echo 'files' ;;
+        'import '0 | 'model add '1) echo files ;;
         'prefill '0 | 'extend '0 | 'log '0) echo 'names agents' ;;
         'model rm '0) echo 'names models' ;;
         'chat '0 | 'snapshot '0 | 'restore '0 | 'fork '0 | 'inspect '0 | 'diff '0 | 'diff '1 | 'repair '0 | 'export '0) echo 'names refs' ;;
         'model '0) echo 'words add ls rm' ;;
         ' '0) echo 'words prefill chat extend snapshot restore fork inspect log diff rm gc verify repair export import model doctor demo' ;;
-        'prefill '* | 'extend '*) echo 'files' ;;
+        'prefill '* | 'extend '*) echo files ;;
         'verify '*) echo 'names agents' ;;
         'rm '*) echo 'names refs' ;;
     esac
@@ -93,22 +97,23 @@ _amem_argument() {
 _amem_options() {
     case $1 in
         'model add') echo '--adapter --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'demo') echo '--dir --tokens --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'import') echo '--domain --as-new --format --model --tokens --wait --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'rm') echo '--domain --erase --dry-run --wait --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'gc') echo '--dry-run --max-bytes --older-than --keep-history --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'restore') echo '--expect --wait --note --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'prefill') echo '--model --system --system-file --role --raw --domain --replace --codec --wait --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'repair') echo '--model --wait --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'snapshot' | 'fork') echo '--note --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'verify') echo '--quick --deep --isolation --journal --journal-head --sums --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'extend') echo '--role --raw --phase --expect --wait --model --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'inspect' | 'model' | 'model ls' | 'model rm' | 'doctor') echo '--store --json -q --quiet -v --verbose --no-color --help' ;;
-        'diff') echo '--text --store --json -q --quiet -v --verbose --no-color --help' ;;
+        demo) echo '--dir --tokens --store --json -q --quiet -v --verbose --no-color --help' ;;
+        import) echo '--domain --as-new --format --model --tokens --wait --store --json -q --quiet -v --verbose --no-color --help' ;;
+        rm) echo '--domain --erase --dry-run --wait --store --json -q --quiet -v --verbose --no-color --help' ;;
+        inspect) echo '--domain --text --raw --store --json -q --quiet -v --verbose --no-color --help' ;;
+        gc) echo '--dry-run --max-bytes --older-than --keep-history --store --json -q --quiet -v --verbose --no-color --help' ;;
+        restore) echo '--expect --wait --note --store --json -q --quiet -v --verbose --no-color --help' ;;
+        prefill) echo '--model --system --system-file --role --raw --domain --replace --codec --wait --store --json -q --quiet -v --verbose --no-color --help' ;;
+        repair) echo '--model --wait --store --json -q --quiet -v --verbose --no-color --help' ;;
+        snapshot | fork) echo '--note --store --json -q --quiet -v --verbose --no-color --help' ;;
+        verify) echo '--quick --deep --isolation --journal --journal-head --sums --store --json -q --quiet -v --verbose --no-color --help' ;;
+        extend) echo '--role --raw --phase --expect --wait --model --store --json -q --quiet -v --verbose --no-color --help' ;;
+        model | 'model ls' | 'model rm' | doctor) echo '--store --json -q --quiet -v --verbose --no-color --help' ;;
+        diff) echo '--text --store --json -q --quiet -v --verbose --no-color --help' ;;
         '') echo '--version --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'chat') echo '-f --file --max-tokens --temp --top-p --seed --stop --no-save --expect --wait --model --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'log') echo '-n --number --graph --text --since --until --head --store --json -q --quiet -v --verbose --no-color --help' ;;
-        'export') echo '-o --output --lineage --format --store --json -q --quiet -v --verbose --no-color --help' ;;
+        chat) echo '-f --file --max-tokens --temp --top-p --seed --stop --no-save --expect --wait --model --store --json -q --quiet -v --verbose --no-color --help' ;;
+        log) echo '-n --number --graph --text --since --until --head --store --json -q --quiet -v --verbose --no-color --help' ;;
+        export) echo '-o --output --lineage --format --store --json -q --quiet -v --verbose --no-color --help' ;;
         *) return 1 ;;
     esac
 }

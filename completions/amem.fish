@@ -1,7 +1,7 @@
 # Completion of amem for fish, made by `python -m tools`.
 
 set -g __amem_commands 'prefill' 'chat' 'extend' 'snapshot' 'restore' 'fork' 'inspect' 'log' 'diff' 'rm' 'gc' 'verify' 'repair' 'export' 'import' 'model' 'model add' 'model ls' 'model rm' 'doctor' 'demo'
-set -g __amem_valued ' --store' 'prefill --model' 'prefill --system' 'prefill --system-file' 'prefill --role' 'prefill --domain' 'prefill --codec' 'prefill --wait' 'prefill --store' 'chat -f' 'chat --file' 'chat --max-tokens' 'chat --temp' 'chat --top-p' 'chat --seed' 'chat --stop' 'chat --expect' 'chat --wait' 'chat --model' 'chat --store' 'extend --role' 'extend --phase' 'extend --expect' 'extend --wait' 'extend --model' 'extend --store' 'snapshot --note' 'snapshot --store' 'restore --expect' 'restore --wait' 'restore --note' 'restore --store' 'fork --note' 'fork --store' 'inspect --store' 'log -n' 'log --number' 'log --since' 'log --until' 'log --store' 'diff --store' 'rm --domain' 'rm --wait' 'rm --store' 'gc --max-bytes' 'gc --older-than' 'gc --keep-history' 'gc --store' 'verify --journal-head' 'verify --sums' 'verify --store' 'repair --model' 'repair --wait' 'repair --store' 'export -o' 'export --output' 'export --format' 'export --store' 'import --domain' 'import --format' 'import --model' 'import --tokens' 'import --wait' 'import --store' 'model --store' 'model add --adapter' 'model add --store' 'model ls --store' 'model rm --store' 'doctor --store' 'demo --dir' 'demo --tokens' 'demo --store'
+set -g __amem_valued ' --store' 'prefill --model' 'prefill --system' 'prefill --system-file' 'prefill --role' 'prefill --domain' 'prefill --codec' 'prefill --wait' 'prefill --store' 'chat -f' 'chat --file' 'chat --max-tokens' 'chat --temp' 'chat --top-p' 'chat --seed' 'chat --stop' 'chat --expect' 'chat --wait' 'chat --model' 'chat --store' 'extend --role' 'extend --phase' 'extend --expect' 'extend --wait' 'extend --model' 'extend --store' 'snapshot --note' 'snapshot --store' 'restore --expect' 'restore --wait' 'restore --note' 'restore --store' 'fork --note' 'fork --store' 'inspect --domain' 'inspect --store' 'log -n' 'log --number' 'log --since' 'log --until' 'log --store' 'diff --store' 'rm --domain' 'rm --wait' 'rm --store' 'gc --max-bytes' 'gc --older-than' 'gc --keep-history' 'gc --store' 'verify --journal-head' 'verify --sums' 'verify --store' 'repair --model' 'repair --wait' 'repair --store' 'export -o' 'export --output' 'export --format' 'export --store' 'import --domain' 'import --format' 'import --model' 'import --tokens' 'import --wait' 'import --store' 'model --store' 'model add --adapter' 'model add --store' 'model ls --store' 'model rm --store' 'doctor --store' 'demo --dir' 'demo --tokens' 'demo --store'
 
 # Which command stands on the line, and how many arguments after it: "model add 1".
 function __amem_place
@@ -132,7 +132,10 @@ complete -c amem -n '__amem_at \'fork .*\'' -s q -l quiet -d 'No figures and no 
 complete -c amem -n '__amem_at \'fork .*\'' -s v -l verbose -d 'Say more; show the traceback of a bug.'
 complete -c amem -n '__amem_at \'fork .*\'' -l no-color -d 'No colours on a terminal.'
 complete -c amem -n '__amem_at \'fork .*\'' -l help -d 'Show this message and exit.'
-complete -c amem -n '__amem_at \'inspect 0\'' -f -a '(__amem_names refs)' -d 'A state; all agents if left out.'
+complete -c amem -n '__amem_at \'inspect 0\'' -f -a '(__amem_names refs)' -d 'A state, or sha256:PREFIX; all agents if left out.'
+complete -c amem -n '__amem_at \'inspect .*\'' -l domain -r -f -a '(__amem_names domains)' -d 'What is in this domain only.'
+complete -c amem -n '__amem_at \'inspect .*\'' -l text -d 'What was said, decoded by the model\'s tokenizer.'
+complete -c amem -n '__amem_at \'inspect .*\'' -l raw -d 'With --text: the exact prompt, control tokens too.'
 complete -c amem -n '__amem_at \'inspect .*\'' -l store -r -f -a '(__fish_complete_directories)' -d 'The folder of the store.'
 complete -c amem -n '__amem_at \'inspect .*\'' -l json -d 'Write JSON, one object per line.'
 complete -c amem -n '__amem_at \'inspect .*\'' -s q -l quiet -d 'No figures and no progress.'
@@ -161,7 +164,7 @@ complete -c amem -n '__amem_at \'diff .*\'' -s q -l quiet -d 'No figures and no 
 complete -c amem -n '__amem_at \'diff .*\'' -s v -l verbose -d 'Say more; show the traceback of a bug.'
 complete -c amem -n '__amem_at \'diff .*\'' -l no-color -d 'No colours on a terminal.'
 complete -c amem -n '__amem_at \'diff .*\'' -l help -d 'Show this message and exit.'
-complete -c amem -n '__amem_at \'rm .*\'' -f -a '(__amem_names refs)' -d 'Agents, or snapshots AGENT@NAME.'
+complete -c amem -n '__amem_at \'rm [0-9].*\'' -f -a '(__amem_names refs)' -d 'Agents, or snapshots AGENT@NAME.'
 complete -c amem -n '__amem_at \'rm .*\'' -l domain -r -f -a '(__amem_names domains)' -d 'A domain, by name or id, and all of its agents.'
 complete -c amem -n '__amem_at \'rm .*\'' -l erase -d 'Remove the bytes now, and print a certificate.'
 complete -c amem -n '__amem_at \'rm .*\'' -l dry-run -d 'Say what would go and what would stay.'
@@ -182,7 +185,7 @@ complete -c amem -n '__amem_at \'gc .*\'' -s q -l quiet -d 'No figures and no pr
 complete -c amem -n '__amem_at \'gc .*\'' -s v -l verbose -d 'Say more; show the traceback of a bug.'
 complete -c amem -n '__amem_at \'gc .*\'' -l no-color -d 'No colours on a terminal.'
 complete -c amem -n '__amem_at \'gc .*\'' -l help -d 'Show this message and exit.'
-complete -c amem -n '__amem_at \'verify .*\'' -f -a '(__amem_names agents)' -d 'Only what these need; all if left out.'
+complete -c amem -n '__amem_at \'verify [0-9].*\'' -f -a '(__amem_names agents)' -d 'Only what these need; all if left out.'
 complete -c amem -n '__amem_at \'verify .*\'' -l quick -d 'Only that files are there, in their sizes.'
 complete -c amem -n '__amem_at \'verify .*\'' -l deep -d 'Also hold every file against its SHA-256.'
 complete -c amem -n '__amem_at \'verify .*\'' -l isolation -d 'Only that domains and users are kept apart.'

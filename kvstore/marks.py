@@ -13,12 +13,14 @@ from pathlib import Path
 
 from kvstore import refs
 from kvstore.errors import AmemError, DamageError
+from kvstore.journal import VOID, read_journal
 from kvstore.layout import Layout
 from kvstore.manifest import FileRow, Manifest
 from kvstore.reach import StoredObject, size_of
 from kvstore.reader import Reader
 
 EVICT = "evict"  # the op of a state that holds tokens and feeds only
+ENDS = (refs.REMOVE, refs.ERASE, VOID)  # of lines after which an agent may have gone
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,25 @@ def read_root(layout: Layout, path: Path) -> Root | None:
     return root
 
 
-def is_orphan(layout: Layout, root: Root) -> bool:
-    """Whether a ref is a snapshot whose agent has gone. Raises DamageError."""
-    agent = refs.read_agent(layout, root.agent)
-    return root.snapshot is not None and (agent is None or agent.id != root.agent_id)
+def find_orphans(layout: Layout, roots: Iterable[Root]) -> set[Root]:
+    """Snapshots whose agent has gone, as the journal says: left by a removal or an import that was cut off.
 
-
-def without_orphans(roots: Iterable[Root]) -> list[Root]:
-    """Leave out snapshots whose agent has gone: a removal that was cut off has left them, and nobody reaches them."""
+    One whose agent is merely not there is damaged, or lacks it: it is none of them.
+    """
     roots = list(roots)
     agents = {root.agent_id for root in roots if root.snapshot is None}
-    return [root for root in roots if root.agent_id in agents]
+    alone = {root for root in roots if root.agent_id not in agents}
+    gone: set[str] = set()
+    if alone:
+        with suppress(DamageError):
+            gone.update(entry.change.agent_id for entry in read_journal(layout.journal) if entry.change.op in ENDS)
+    return {root for root in alone if root.agent_id in gone}
+
+
+def has_agent(layout: Layout, root: Root) -> bool:
+    """Whether the agent of a ref is there, now. Raises DamageError."""
+    agent = refs.read_agent(layout, root.agent)
+    return agent is not None and agent.id == root.agent_id
 
 
 def direct(manifest: Manifest) -> Iterator[tuple[StoredObject, int]]:
@@ -162,7 +172,7 @@ def whose(reader: Reader, wanted: Mapping[str, set[StoredObject]]) -> dict[tuple
     erasures unlink a manifest before what it names, so they have taken the file.
     """
     found: dict[tuple[str, StoredObject], set[str]] = defaultdict(set)
-    for root in without_orphans(_readable_roots(reader.layout)):
+    for root in _readable_roots(reader.layout):
         for needed in _needed(reader, root, wanted.get(root.domain, set())):
             found[root.domain, needed].add(root.agent)
     return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from kvstore.errors import DamageError
 from kvstore.layout import Layout
 from kvstore.locks import lock_folder
-from kvstore.marks import Marked, Marks, Root, read_root, ref_paths, whose, without_orphans
+from kvstore.marks import Marked, Marks, Root, find_orphans, read_root, ref_paths, whose
 from kvstore.reach import StoredObject, list_domain, live_pins
 from kvstore.reader import Reader
 
@@ -71,11 +71,12 @@ def survey(
     """
     paths = ref_paths(reader.layout)
     signatures = ref_signatures(paths)
-    read = [root for path in paths if (root := read_root(reader.layout, path))]
-    roots = without_orphans(read)
-    orphans = {root.path for root in read} - {root.path for root in roots}
-    # an import brings snapshots before their agent: what is an orphan is looked at again under the lock
-    seen = Survey(roots, {path: known for path, known in signatures.items() if path not in orphans}, sorted(orphans))
+    roots = [root for path in paths if (root := read_root(reader.layout, path))]
+    orphans = find_orphans(reader.layout, roots)
+    roots = [root for root in roots if root not in orphans]
+    for orphan in orphans:  # an import brings snapshots before their agent, so they are looked at again under the lock
+        signatures.pop(orphan.path, None)
+    seen = Survey(roots, signatures, sorted(orphan.path for orphan in orphans))
     by_domain: dict[str, list[Root]] = defaultdict(list)
     for root in sorted(roots, key=lambda root: _rank(root, spared), reverse=True):
         by_domain[root.domain].append(root)

@@ -15,7 +15,7 @@ from kvstore import files, refs
 from kvstore.errors import AmemError
 from kvstore.index import Index
 from kvstore.locks import INTERNAL_WAIT, Lock, lock_folder
-from kvstore.marks import Marks, is_orphan, read_root, ref_paths
+from kvstore.marks import Marks, has_agent, read_root, ref_paths
 from kvstore.reach import KINDS, StoredObject, list_domain, live_pins
 from kvstore.staging import exclusive_store_lock
 from kvstore.store import Store
@@ -63,7 +63,7 @@ class Sweep:
         now = ref_signatures(ref_paths(self._layout))
         changed = [path for path, signature in now.items() if self._signatures.get(path) != signature]
         for root in [root for path in changed if (root := read_root(self._layout, path))]:
-            if not is_orphan(self._layout, root):
+            if root.path not in self._seen.orphans or has_agent(self._layout, root):
                 self._live.add(root.domain)
                 self._spare_state(root.domain, root.manifest, self._history)
                 self._signatures[root.path] = now[root.path]
@@ -117,7 +117,7 @@ class Sweep:
             for path in self._seen.orphans:
                 with self._failures(path):
                     root = read_root(self._layout, path)
-                    if root and is_orphan(self._layout, root):
+                    if root and not has_agent(self._layout, root):
                         size = path.lstat().st_size
                         files.unlink(path)
                         self.removed[path] = size

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tools import completions, manual
+from tools import manual, shells
 
 ROOT = Path(__file__).parents[1]
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 def generated() -> dict[Path, str]:
     """Every generated file and its text."""
     texts = {ROOT / "man" / name: text for name, text in manual.pages().items()}
-    return texts | {ROOT / "completions" / name: text for name, text in completions.scripts().items()}
+    return texts | {ROOT / "completions" / name: text for name, text in shells.scripts().items()}
 
 
 def main() -> None:

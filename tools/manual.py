@@ -1,11 +1,13 @@
 """The man pages: synopsis, options and exit codes from the code, the rest from the prose in tools/pages.
 
-A prose file is named by its command. Its first lines tell the command's exit codes beside those that every command has
-(`Exits:`), and which pages go with it (`See:`); sections begin with `# `. Within them paragraphs are separated by blank lines, lines of four spaces are
-shown as they are, and `- term: text` is an entry of a list. `code` is bold, *names* are italic.
+A prose file is named by its command. Its first lines tell the command's exit codes beside those that every command
+has (`Exits:`), and which pages go with it (`See:`); sections begin with `# `. Within them paragraphs are separated by
+blank lines, lines of four spaces are shown as they are, and `- term: text` is an entry of a list. `code` is bold,
+*names* are italic.
 """
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,14 +33,14 @@ def name(path: tuple[str, ...]) -> str:
 
 
 def escape(text: str) -> str:
-    """`text` as roff shows it unchanged, in ASCII; a dot or a quote at the beginning of a line is no request."""
+    """`text` as roff shows it unchanged, in ASCII. A word that begins with a dot is never a request."""
     shown = "".join(_SPECIAL.get(c, c) if c.isascii() else f"\\[u{ord(c):04X}]" for c in text)
-    return re.sub(r"^(?=[.'])", r"\\&", shown, flags=re.MULTILINE)
+    return re.sub(r"(?<!\S)(?=\.)", r"\\&", shown)
 
 
 def exit_codes(command: Command) -> dict[int, str]:
     """The codes that a command can end with, and what they mean. `amem` itself has them all."""
-    kinds = [errors.AmemError, *errors.AmemError.__subclasses__()]
+    kinds: list[type[errors.AmemError]] = [errors.AmemError, *errors.AmemError.__subclasses__()]
     meanings = {0: "Done."} | {kind.exit_code: _first_line(kind) for kind in kinds}
     if not command.path:
         return meanings
@@ -69,27 +71,22 @@ def _sections(command: Command) -> dict[str, str]:
 
 def _page(command: Command, tree: Command) -> str:
     prose = _sections(command)
-    lines = [f'.TH {name(command.path).upper()} 1 "{DATE}" "amem {__version__}" "amem manual"', ".SH NAME"]
-    lines.append(f"{escape(name(command.path))} \\- {escape(_uncapitalized(command.help))}")
-    lines += [".SH SYNOPSIS", *_synopsis(command)]
-    for title, text in prose.items():
-        if title != "EXAMPLES":
-            lines += [f".SH {title}", *_text(text)]
-    lines += [".SH OPTIONS", *_options(command)]
-    if not command.path:
-        lines += [".SH COMMANDS", *_commands(command)]
-    for below in command.commands if command.path else ():
-        lines += [f".SS amem {' '.join(below.path)}", *_text(below.help), *_entries(below)]
-    lines += [".SH EXIT STATUS", *_exit_status(command)]
-    if "EXAMPLES" in prose:
-        lines += [".SH EXAMPLES", *_text(prose["EXAMPLES"])]
-    lines += [".SH SEE ALSO", *_see_also(command, tree)]
+    examples = prose.pop("EXAMPLES")
+    sections = {"NAME": _title(command), "SYNOPSIS": _synopsis(command)}
+    sections |= {title: _text(text) for title, text in prose.items()}
+    sections |= {"OPTIONS": _options(command)}
+    sections |= {} if command.path else {"COMMANDS": _commands(command)}
+    sections |= {"EXIT STATUS": _exit_status(command), "EXAMPLES": _text(examples)}
+    sections |= {"SEE ALSO": _see_also(command, tree)}
+    lines = [f'.TH {name(command.path).upper()} 1 "{DATE}" "amem {__version__}" "amem manual"']
+    for title, text in sections.items():
+        lines += [f".SH {title}", *text]
     return "\n".join(lines) + "\n"
 
 
-def _uncapitalized(text: str) -> str:
-    text = text.removesuffix(".")
-    return text[:1].lower() + text[1:]
+def _title(command: Command) -> Iterator[str]:
+    what = command.help.removesuffix(".")
+    yield from _fill(f"{escape(name(command.path))} \\- {escape(what[:1].lower() + what[1:])}")
 
 
 def _synopsis(command: Command) -> Iterator[str]:
@@ -105,14 +102,16 @@ def _synopsis(command: Command) -> Iterator[str]:
 
 def _commands(command: Command) -> Iterator[str]:
     for below in command.commands:
-        yield from (".TP", _page_name(name(below.path)), escape(below.help))
+        yield from (".TP", _page_name(name(below.path)), *_fill(escape(below.help)))
 
 
 def _options(command: Command) -> Iterator[str]:
     if not command.commands:
         yield from _entries(command)
+    for below in command.commands if command.path else ():
+        yield from (f".SS amem {' '.join(below.path)}", *_text(below.help), *_entries(below))
     if command.path:
-        yield ".PP"
+        yield from ([".PP"] if command.arguments or command.options else [])
         yield "The options that all commands share are told in"
         yield _page_name("amem") + "."
         return
@@ -131,7 +130,7 @@ def _entries(command: Command) -> Iterator[str]:
 def _argument(argument: Argument) -> Iterator[str]:
     yield ".TP"
     yield _inline(f"*{argument.shown}*")
-    yield escape(argument.help)
+    yield from _fill(escape(argument.help))
 
 
 def _option(option: Option) -> Iterator[str]:
@@ -142,12 +141,12 @@ def _option(option: Option) -> Iterator[str]:
     notes += ["May be given several times."] if option.multiple else []
     notes += [f"Default: {option.default}."] if option.default is not None else []
     notes += [f"Variable: {option.variable}."] if option.variable else []
-    yield escape(" ".join(notes))
+    yield from _fill(escape(" ".join(notes)))
 
 
 def _exit_status(command: Command) -> Iterator[str]:
     for code, meaning in sorted(exit_codes(command).items()):
-        yield from (".TP", f".B {code}", escape(meaning))
+        yield from (".TP", f".B {code}", *_fill(escape(meaning)))
     yield from (".TP", ".BI 128+ N", "Died of signal \\fIN\\fP: what was said until then is committed.")
     if not command.path:
         yield from (".PP", "Where several hold, isolation comes before damage, and damage before the rest.")
@@ -168,19 +167,22 @@ def _text(text: str) -> Iterator[str]:
     """Paragraphs, lists and literal lines as roff."""
     for place, paragraph in enumerate(re.split(r"\n\s*\n", text.strip("\n"))):
         if paragraph.startswith("    "):
-            yield from (".PP", ".nf", ".RS 4")
-            yield from (escape(line[4:]) for line in paragraph.splitlines())
-            yield from (".RE", ".fi")
+            yield from ([".PP"] if place else [])
+            yield from (".nf", ".RS 4", *(escape(line[4:]) for line in paragraph.splitlines()), ".RE", ".fi")
         elif paragraph.startswith("- "):
             for item in re.split(r"\n(?=- )", paragraph):
                 match = _ITEM.fullmatch(item)
                 if match is None:
                     raise ValueError(f"an entry of a list needs a term: {item}")
-                yield from (".TP", _inline(match[1]), _inline(re.sub(r"\n\s*", "\n", match[2])))
+                yield from (".TP", _inline(match[1]), *_fill(_inline(match[2])))
         else:
-            if place:
-                yield ".PP"
-            yield _inline(paragraph)
+            yield from ([".PP"] if place else [])
+            yield from _fill(_inline(paragraph))
+
+
+def _fill(roff: str) -> list[str]:
+    """Roff text in lines as short as mandoc wants them."""
+    return textwrap.wrap(roff, 79, break_long_words=False, break_on_hyphens=False)
 
 
 def _inline(text: str) -> str:

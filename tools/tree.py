@@ -76,7 +76,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Command:
-    """A command, by the words that call it: () is `amem` itself. Its own options, then those that all commands share."""
+    """A command, by the words that call it: () is `amem` itself. `shared` are the options that all commands have."""
 
     path: tuple[str, ...]
     help: str
@@ -84,6 +84,20 @@ class Command:
     options: tuple[Option, ...]
     shared: tuple[Option, ...]
     commands: tuple["Command", ...]
+
+    @property
+    def name(self) -> str:
+        """The words that call it, without `amem`."""
+        return " ".join(self.path)
+
+    @property
+    def all_options(self) -> tuple[Option, ...]:
+        return self.options + self.shared
+
+    @property
+    def valued(self) -> list[Option]:
+        """The options that take a value."""
+        return [option for option in self.all_options if option.metavar is not None]
 
     def all(self) -> Iterator["Command"]:
         """This command and those below it."""
@@ -134,8 +148,14 @@ def _option(option: TyperOption, ctx: Context) -> Option:
         multiple=option.multiple,
         help=option.help or "",
         default=None if option.is_flag or option.default is None else f"{option.default}",
-        variable=f"{ctx.auto_envvar_prefix}_{option.name.upper()}" if option.allow_from_autoenv else None,
+        variable=_variable(option, ctx),
     )
+
+
+def _variable(option: TyperOption, ctx: Context) -> str | None:
+    if option.envvar:
+        return str(option.envvar)
+    return f"{ctx.auto_envvar_prefix}_{option.name.upper()}" if option.allow_from_autoenv else None
 
 
 def _argument(argument: TyperArgument) -> Argument:

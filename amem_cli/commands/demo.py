@@ -63,7 +63,10 @@ class Figures:
 def demo(
     call: Call,
     directory: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help="Work in DIR and keep it; else in a temporary folder.")
+        Path | None,
+        typer.Option(
+            "--dir", metavar="DIR", envvar="AMEM_DIR", help="Work in DIR and keep it; else in a temporary folder."
+        ),
     ] = None,
     tokens: Annotated[
         int, typer.Option("--tokens", metavar="N", min=300, max=30_000, help="About how long the text is.")
@@ -106,7 +109,6 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
 def _tour(call: Call, runner: "Runner", model: str, tokens: int) -> Figures:
     """Run the commands, and show what they did."""
     from kvstore import files
-    from kvstore.audit import audit
     from kvstore.store import Store
 
     say = call.out.print
@@ -132,8 +134,8 @@ def _tour(call: Call, runner: "Runner", model: str, tokens: int) -> Figures:
 
     say("\n6. Read every file; hold it against its SHA-256.\n")
     store = Store.open(runner.store, call.actor())
-    checked = audit(store)
-    say(f"   {checked.files} files, {human_size(checked.bytes)}: all of them whole")
+    checked = runner.run("verify", "--deep").result
+    say(f"   {checked['checked']} files, {human_size(checked['bytes'])}: all of them whole")
     return Figures(
         model=model,
         tokens=read["tokens"],
@@ -145,8 +147,8 @@ def _tour(call: Call, runner: "Runner", model: str, tokens: int) -> Figures:
         spoken_fork_bytes=max(_agents(spoken)[name]["own_bytes"] for name in _FORKS),
         bytes=spoken.result["bytes"],
         fp16_bytes=sum(_fp16_bytes(store, name) for name in _agents(spoken)),
-        checked_files=checked.files,
-        checked_bytes=checked.bytes,
+        checked_files=checked["checked"],
+        checked_bytes=checked["bytes"],
     )
 
 

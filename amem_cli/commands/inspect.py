@@ -1,5 +1,6 @@
 """`amem inspect`: what is stored, shared and owed. Reads small files only, takes no lock and writes nothing."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,53 +10,76 @@ import typer
 from amem_cli.options import Call, command, new_app
 from amem_cli.output import digest, human_size, local_time
 from kvstore.errors import NotFoundError, UsageError
-from kvstore.naming import Ref, parse_digest, parse_ref
+from kvstore.naming import check_name, parse_digest, parse_ref
 
 if TYPE_CHECKING:
     from amem_cli.usage import AgentUsage, GroupUsage
     from kvstore.history import State
+    from kvstore.refs import Domain
     from kvstore.store import Store
 
 app = new_app()
 
 _SHOWN_POINTS = 8
+_DIGITS = 12
 
 
 @command(app)
 def inspect(
     call: Call,
-    ref: Annotated[str | None, typer.Argument(metavar="REF|DIGEST", help="A state; all agents if left out.")] = None,
+    ref: Annotated[
+        str | None, typer.Argument(metavar="REF|DIGEST", help="A state, or sha256:PREFIX; all agents if left out.")
+    ] = None,
+    domain: Annotated[str | None, typer.Option("--domain", metavar="D", help="What is in this domain only.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="What was said, decoded by the model's tokenizer.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="With --text: the exact prompt, control tokens too.")] = False,
 ) -> None:
-    """Show what is stored: all agents, or one state in detail."""
-    if ref is None:
-        _list(call, call.open_store())
-        return
-    prefix = parse_digest(ref)
-    state = None if prefix else parse_ref(ref)
+    """Show what is stored: all agents, one state, or the file of a digest."""
+    if (text and ref is None) or (raw and not text):
+        raise UsageError("there is no text to show", "--text needs a REF, and --raw needs --text")
+    prefix = parse_digest(ref) if ref else None
+    wanted = parse_ref(ref) if ref and prefix is None else None
+    name = None if domain is None else check_name("domain", domain)
     store = call.open_store()
-    _show(call, store, store.resolve(state) if state else _find(store, prefix or ""))
+    within = None if name is None else _domain(store, name)
+    if wanted is not None:
+        _state(call, store, store.resolve(wanted), within, text, raw)
+    elif prefix is not None:
+        _digest(call, store, prefix, within, text, raw)
+    else:
+        _list(call, store, within)
 
 
-def _list(call: Call, store: "Store") -> None:
-    from amem_cli.usage import measure, total_blocks, total_bytes
+def _domain(store: "Store", name: str) -> "Domain":
+    """The domain of that name or id. Raises NotFoundError."""
+    return next((domain for domain in store.domains() if domain.id == name), None) or store.domain_named(name)
 
-    usages, files = measure(store, store.agents())
-    for usage in usages:
-        call.out.line("agent", **asdict(usage))
+
+def _list(call: Call, store: "Store", within: "Domain | None") -> None:
+    from amem_cli.usage import Usage, total_blocks, total_bytes
+
+    agents = [agent for agent in store.agents() if within is None or agent.domain == within.id]
+    usage = Usage(store, agents)
+    usages = [usage.agent(agent) for agent in agents]
+    for one in usages:
+        call.out.line("agent", **asdict(one))
+    where = f"domain {within.name or within.id}" if within else str(call.root)
     if usages:
         header = ("AGENT", "MODEL", "TOKENS", "SIZE", "OWN", "SNAPS", "UPDATED")
-        call.out.table(header, [_row(usage) for usage in usages], right=range(2, 6))
+        call.out.table(header, [_row(one) for one in usages], right=range(2, 6))
     else:
-        call.out.say(f"no agent in {call.root}")
-    call.out.say(f"{len(usages)} agents, {human_size(total_bytes(files))} on disk")
+        call.out.say(f"no agent in {where}")
+    size = total_bytes(usage.files)
+    call.out.say(f"{len(usages)} agents, {human_size(size)} on disk")
     call.out.result(
         call.command,
         agents=len(usages),
-        snapshots=sum(usage.snapshots for usage in usages),
-        blocks=total_blocks(files),
-        bytes=total_bytes(files),
+        snapshots=usage.snapshots,
+        blocks=total_blocks(usage.files),
+        bytes=size,
         store=str(call.root),
         store_id=store.id,
+        domain=within and {"id": within.id, "name": within.name, "created": within.created},
     )
 
 
@@ -71,48 +95,82 @@ def _row(usage: "AgentUsage") -> tuple[str, ...]:
     )
 
 
-def _find(store: "Store", prefix: str) -> "State":
-    """The one state of any agent whose digest begins with `prefix`."""
-    found = {}
-    for agent in store.agents():
-        try:
-            state = store.resolve(Ref(agent.name, digest=prefix))
-        except NotFoundError:
-            continue
-        found[state.digest] = state
-    if not found:
-        raise NotFoundError(f"no agent has a state sha256:{prefix}", "`amem inspect` lists the agents")
-    if len(found) > 1:
-        raise UsageError(f"sha256:{prefix} is the beginning of {len(found)} states", "give more digits")
-    return next(iter(found.values()))
+def _digest(call: Call, store: "Store", prefix: str, within: "Domain | None", text: bool, raw: bool) -> None:
+    from amem_cli.objects import details, find, state_of
 
-
-def _show(call: Call, store: "Store", state: "State") -> None:
-    from amem_cli.usage import group_usage, measure
-
-    [usage] = [usage for usage in measure(store, store.agents())[0] if usage.id == state.agent.id]
-    groups = [group_usage(state.manifest, group) for group in state.manifest.groups]
-    call.out.line("agent", **asdict(usage))
-    if call.out.json:
-        call.out.result(call.command, **_details(store, state, groups))
+    found = find(store, prefix, within.id if within else None)
+    state = state_of(store, found)
+    if state is not None:
+        _state(call, store, state, within, text, raw)
         return
-    _print_state(call, state, usage, groups)
-    _print_ways_back(call, store, state)
+    if text:
+        raise UsageError(f"{found.object} is no state of an agent", "--text needs a REF")
+    values = details(store, found)
+    shown = {**values, "bytes": human_size(values["bytes"]), "held_by": ", ".join(values["held_by"]) or "nobody"}
+    _print_lines(call, {key.replace("_", " "): str(value) for key, value in shown.items()}.items())
+    call.out.result(call.command, **values)
+
+
+def _state(call: Call, store: "Store", state: "State", within: "Domain | None", text: bool, raw: bool) -> None:
+    if within is not None and state.agent.domain != within.id:
+        where = within.name or within.id
+        raise NotFoundError(f"agent {state.agent.name} is not in the domain {where}", "leave --domain out")
+    if text:
+        _text(call, store, state, raw)
+        return
+    from amem_cli.usage import Usage, group_usage
+
+    usage = Usage(store, [agent for agent in store.agents() if agent.domain == state.agent.domain])
+    agent = usage.agent(state.agent)
+    files = usage.files_of(state.agent.domain, state.digest)
+    size, shared = sum(file.bytes for file in files.values()), usage.shared_bytes(files, state.agent)
+    groups = [group_usage(state.manifest, group) for group in state.manifest.groups]
+    values = {**_details(store, state, groups), "bytes": size, "own_bytes": size - shared, "shared_bytes": shared}
+    call.out.line("agent", **asdict(agent))
+    _print_lines(call, _told(state, agent, values))
+    _print_lines(call, _parts(values, groups))
+    _print_lines(call, _ways_back(values))
+    call.out.result(call.command, **values)
+
+
+def _text(call: Call, store: "Store", state: "State", raw: bool) -> None:
+    """What was said, turn by turn, or the prompt as the model has it."""
+    from amem_cli.decoding import Decoder
+    from kvstore.compare import tokens_from
+
+    decoder, manifest = Decoder(call), state.manifest
+    tokens = tokens_from(store, manifest, 0)
+    values: dict[str, Any] = {"ref": str(state.ref), "state": digest(state.digest), "tokens": manifest.tokens}
+    if raw:
+        prompt = decoder.text(manifest.model, tokens)
+        call.out.result(call.command, prompt, **values, text=prompt)
+        return
+    for turn in manifest.turns:
+        decode = decoder.answer if turn.role == "assistant" else decoder.text
+        said = decode(manifest.model, tokens[turn.start : turn.end])
+        call.out.line("text", agent=state.agent.name, state=digest(state.digest), **asdict(turn), text=said)
+        call.out.print(f"[{turn.role}] {said}")
+    call.out.result(call.command, **values, turns=len(manifest.turns))
 
 
 def _details(store: "Store", state: "State", groups: list["GroupUsage"]) -> dict[str, Any]:
     from kvstore.history import lineage
 
     manifest = state.manifest
-    past = [{"state": digest(at), "tokens": m.tokens, "op": m.op} for at, m in lineage(store, state.agent)]
+    past = [
+        {"state": digest(at), "tokens": m.tokens, "op": m.op, "created": m.created}
+        for at, m in lineage(store, state.agent)
+    ]
     snapshots = [
         {"name": snapshot.name, "state": digest(snapshot.manifest), "note": snapshot.note, "created": snapshot.created}
         for snapshot in store.snapshots(state.agent.name)
     ]
     return {
         "ref": str(state.ref),
+        "agent": state.agent.name,
         "state": digest(state.digest),
         "op": manifest.op,
+        "created": manifest.created,
         "tokens": manifest.tokens,
         "cached": manifest.cached,
         "pending": manifest.pending,
@@ -122,6 +180,7 @@ def _details(store: "Store", state: "State", groups: list["GroupUsage"]) -> dict
         "turns": len(manifest.turns),
         "stop": manifest.stop,
         "codec": manifest.codec.name,
+        "model": manifest.model.name,
         "model_parts": manifest.model.parts,
         "groups": [asdict(group) for group in groups],
         "cache_bytes": sum(group.bytes for group in groups),
@@ -131,37 +190,49 @@ def _details(store: "Store", state: "State", groups: list["GroupUsage"]) -> dict
     }
 
 
-def _print_ways_back(call: Call, store: "Store", state: "State") -> None:
-    from kvstore.history import lineage
-
-    for snapshot in store.snapshots(state.agent.name):
-        note = f"  {snapshot.note}" if snapshot.note else ""
-        call.out.print(f"snapshot   {snapshot.agent}@{snapshot.name}  {local_time(snapshot.created)}{note}")
-    for at, past in islice(lineage(store, state.agent), _SHOWN_POINTS):
-        where = f"{state.agent.name}@sha256:{at[:12]}"
-        call.out.print(f"resumes    {where}  {past.tokens} tokens, {past.op}, {local_time(past.created)}")
+Lines = Iterator[tuple[str, str]]  # what it is, and what is to be said of it
 
 
-def _print_state(call: Call, state: "State", usage: "AgentUsage", groups: list["GroupUsage"]) -> None:
-    manifest = state.manifest
-    parts = ", ".join(f"{name} {value[:12]}" for name, value in manifest.model.parts.items())
-    coded, plain = (sum(sizes) for sizes in zip(*((g.bytes, g.fp16_bytes) for g in groups), strict=True))
-    unfinished = "" if manifest.complete else ", cut short: prefill it again"
-    lines = {
-        "state": f"{state.ref}  {digest(state.digest)}",
-        "parent": usage.parent or "none",
-        "made by": f"{manifest.op}, {local_time(manifest.created)}",
-        "domain": usage.domain,
-        "model": f"{manifest.model.name} ({parts})",
-        "tokens": f"{manifest.tokens}: {manifest.cached} cached, {manifest.pending} pending{unfinished}",
-        "turns": f"{len(manifest.turns)}, ended by {manifest.stop or 'nothing'}, {len(manifest.owed)} tokens owed",
-        "cache": f"{human_size(coded)} as {manifest.codec.name}; float16 would be {human_size(plain)}",
-        "agent": f"{human_size(usage.bytes)} on disk: {human_size(usage.own_bytes)} its own, "
-        f"{human_size(usage.shared_bytes)} shared with others",
-    }
-    for name, text in lines.items():
+def _print_lines(call: Call, lines: Iterable[tuple[str, str]]) -> None:
+    for name, text in lines:
         call.out.print(f"{name:<10} {text}")
+
+
+def _told(state: "State", usage: "AgentUsage", values: dict[str, Any]) -> Lines:
+    yield "state", str(state.ref)
+    yield "digest", values["state"]
+    yield "parent", digest(state.manifest.previous or state.manifest.resumes) or "none"
+    yield "made by", f"{values['op']}, {local_time(values['created'])}"
+    yield "domain", usage.domain
+    yield "tokens", f"{values['tokens']}: {values['cached']} cached, {values['pending']} pending"
+    if not values["complete"]:
+        yield "", "cut short: prefill it again"
+    if values["recomputed"]:
+        yield "", "computed again, and not the same to the last bit"
+    yield "turns", f"{values['turns']}, ended by {values['stop'] or 'nothing'}, {values['owed']} tokens owed"
+    yield "cache", f"{human_size(values['cache_bytes'])} as {values['codec']}"
+    yield "", f"{human_size(values['fp16_bytes'])} in float16"
+    yield "on disk", f"{human_size(values['bytes'])}: {human_size(values['own_bytes'])} its own,"
+    yield "", f"{human_size(values['shared_bytes'])} shared with other agents"
+
+
+def _parts(values: dict[str, Any], groups: list["GroupUsage"]) -> Lines:
+    yield "model", values["model"]
+    for name, part in values["model_parts"].items():
+        yield "", f"{name} {part[:_DIGITS]}"
     for group in groups:
-        dims = f"{group.layers} layers, {group.kv_heads} KV heads, dims {group.key_dim}/{group.value_dim}"
+        yield "group", f"{group.id}: {group.layers} layers, {group.kv_heads} KV heads"
         window = f", window {group.window}" if group.window else ""
-        call.out.print(f"group      {group.id}: {dims}{window}; {group.tokens} tokens, {human_size(group.bytes)}")
+        yield "", f"dims {group.key_dim}/{group.value_dim}{window}"
+        yield "", f"{group.tokens} tokens, {human_size(group.bytes)}"
+
+
+def _ways_back(values: dict[str, Any]) -> Lines:
+    name = values["agent"]
+    for snapshot in values["snapshots"]:
+        yield "snapshot", f"{name}@{snapshot['name']}  {local_time(snapshot['created'])}"
+        if snapshot["note"]:
+            yield "", snapshot["note"]
+    for point in islice(values["resume_points"], _SHOWN_POINTS):
+        yield "resumes", f"{name}@{point['state'][: len('sha256:') + _DIGITS]}"
+        yield "", f"{point['tokens']} tokens, {point['op']}, {local_time(point['created'])}"

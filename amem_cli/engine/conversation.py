@@ -10,6 +10,7 @@ from amem_cli.engine.generate import Feeder
 from amem_cli.engine.model import LoadedModel
 from amem_cli.engine.slab import SlabPool
 from amem_cli.engine.spec import ModelCacheSpec
+from amem_cli.engine.steps import Steps, Work
 from amem_cli.engine.transcript import Transcript, common_prefix
 from kvstore.documents import timestamp
 from kvstore.errors import ModelMismatchError
@@ -62,13 +63,13 @@ class Conversations:
         self._spec = spec
         self._pool = SlabPool()
 
-    def begin(self, domain: Domain, codec: Codec, transcript: Transcript, txn: Transaction) -> Conversation:
+    def begin(self, domain: Domain, codec: Codec, transcript: Transcript, txn: Transaction) -> Steps[Conversation]:
         """A new agent. It starts from the longest prefix that its domain holds already."""
         new = self._empty(new_id(), domain, codec, transcript)
-        self._reuse(new, txn)
+        yield from self._reuse(new, txn)
         return new
 
-    def resume(self, state: State) -> Conversation:
+    def resume(self, state: State) -> Steps[Conversation]:
         """The agent as it was committed; one that was evicted still has all its passes to replay.
 
         Raises ModelMismatchError, DamageError and IsolationError.
@@ -78,7 +79,9 @@ class Conversations:
             agent.recomputed = True
             return agent
         tokens = np.array(agent.transcript.tokens, np.int32)
-        agent.rows = persist.load(self._store, manifest, agent.feeder.cache, tokens)
+        loading = persist.load(self._store, manifest, agent.feeder.cache, tokens)
+        yield Work(loading.read)
+        agent.rows = loading.finish()
         agent.closed = persist.closed_pages(manifest, manifest.cached)
         agent.feeder.feeds, agent.to_replay = manifest.feeds, ()
         return agent
@@ -93,7 +96,9 @@ class Conversations:
         agent.to_replay = manifest.feeds
         return agent
 
-    def rewind(self, state: State, codec: Codec, transcript: Transcript, txn: Transaction) -> tuple[Conversation, int]:
+    def rewind(
+        self, state: State, codec: Codec, transcript: Transcript, txn: Transaction
+    ) -> Steps[tuple[Conversation, int]]:
         """The agent with another text: it keeps what it can of what both have in common.
 
         Returns it with the token at which the two part. Full-attention layers can be cut at any group of 64 tokens;
@@ -106,10 +111,12 @@ class Conversations:
         parted_at = common_prefix(self._store.tokens(state.manifest).tolist(), transcript.tokens)
         found = self._longest_state(state.manifest, codec, transcript.tokens, parted_at)
         if found is None or self._longest_prefix(agent, txn)[0] > found[1]:
-            self._reuse(agent, txn)
+            yield from self._reuse(agent, txn)
         else:
             manifest, position = found
-            agent.rows = persist.load(self._store, manifest, agent.feeder.cache, tokens, position)
+            loading = persist.load(self._store, manifest, agent.feeder.cache, tokens, position)
+            yield Work(loading.read)
+            agent.rows = loading.finish()
             agent.closed = persist.closed_pages(manifest, position)
             agent.feeder.feeds = cut_feeds(manifest.feeds, position)
         return agent, parted_at
@@ -187,12 +194,12 @@ class Conversations:
         agent.previous = state.digest if state.manifest.complete else state.manifest.previous
         agent.recomputed = state.manifest.recomputed
 
-    def _reuse(self, agent: Conversation, txn: Transaction) -> None:
+    def _reuse(self, agent: Conversation, txn: Transaction) -> Steps[None]:
         """Start an empty cache from the longest prefix in the agent's domain."""
         blocks, rows = self._longest_prefix(agent, txn)
         if blocks:
             tokens = np.array(agent.transcript.tokens, np.int32)
-            persist.load_blocks(self._store, agent.domain.id, rows.values(), agent.feeder.cache, tokens)
+            yield Work(persist.load_blocks(self._store, agent.domain.id, rows.values(), agent.feeder.cache, tokens))
             agent.rows = rows
             agent.feeder.cache.offset = blocks * BLOCK_TOKENS
             agent.feeder.feeds = ((BLOCK_TOKENS, blocks),)

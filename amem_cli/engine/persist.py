@@ -5,14 +5,16 @@ Reading runs on a few threads: `preadv` and the checksum release the GIL, and no
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from amem_cli.engine.cache import AgentCache
 from amem_cli.engine.group import GroupCache
+from amem_cli.engine.slab import HostArray
 from amem_cli.engine.states import StateCache
 from kvstore.block import BlockHeader, TailHeader
 from kvstore.errors import DamageError
@@ -52,27 +54,53 @@ def prefix_keys(domain: Domain, model: ModelIdentity, codec: Codec, group: Layer
     return list(prefix_chain(domain.salt, model.fingerprint, codec.name, group.id, tokens))
 
 
-def load(store: Store, manifest: Manifest, cache: AgentCache, tokens: Tokens, position: int | None = None) -> Rows:
-    """Bring an empty cache to `position`, by default to where the manifest stands; return the rows of its full blocks.
+@dataclass(frozen=True)
+class Loading:
+    """Files to be read into a cache. `read` makes no MLX call; `finish`, behind it, does."""
 
-    A position before that must be a multiple of 64, and only full-attention layers can be brought there.
-    Raises DamageError and IsolationError; the cache is to be thrown away then.
+    read: Callable[[], None]
+    finish: Callable[[], Rows]
+
+    def now(self) -> Rows:
+        """Both at once."""
+        self.read()
+        return self.finish()
+
+
+def load(store: Store, manifest: Manifest, cache: AgentCache, tokens: Tokens, position: int | None = None) -> Loading:
+    """How to bring an empty cache to `position`, by default to where the manifest stands.
+
+    A position before that must be a multiple of 64, and only full-attention layers can be brought there. `finish`
+    returns the rows of its full blocks. `read` raises DamageError and IsolationError; the cache is to be thrown away
+    then.
     """
     at = manifest.cached if position is None else position
-    known = rows_of(store.blocks(manifest))
-    wanted = {key: row for key, row in known.items() if row.position < at}
-    load_blocks(store, manifest.domain, wanted.values(), cache, tokens)
-    if cache.states or (at % BLOCK_TOKENS and (cache.groups[0].group.id, at // BLOCK_TOKENS) not in wanted):
-        _load_tail(store, manifest, cache, at)
-    cache.offset = at
-    return {key: row for key, row in wanted.items() if row.position + BLOCK_TOKENS <= at}
+    wanted = {key: row for key, row in rows_of(store.blocks(manifest)).items() if row.position < at}
+    read_blocks = load_blocks(store, manifest.domain, wanted.values(), cache, tokens)
+    has_tail = cache.states or (at % BLOCK_TOKENS and (cache.groups[0].group.id, at // BLOCK_TOKENS) not in wanted)
+    read_tail, put_tail = _load_tail(store, manifest, cache, at) if has_tail else (_nothing, _nothing)
+
+    def read() -> None:
+        read_blocks()
+        read_tail()
+
+    def finish() -> Rows:
+        put_tail()
+        cache.offset = at
+        return {key: row for key, row in wanted.items() if row.position + BLOCK_TOKENS <= at}
+
+    return Loading(read, finish)
 
 
-def load_blocks(store: Store, domain: str, rows: Iterable[BlockRow], cache: AgentCache, tokens: Tokens) -> None:
-    """Read blocks into their slots, several at a time. Raises DamageError and IsolationError."""
+def load_blocks(
+    store: Store, domain: str, rows: Iterable[BlockRow], cache: AgentCache, tokens: Tokens
+) -> Callable[[], None]:
+    """What reads blocks into their slots, several at a time. It raises DamageError and IsolationError."""
     groups = {group.group.id: group for group in cache.groups}
+    # slots are found, and slabs made, on the thread that owns MLX
+    jobs = [(row, groups[row.group], groups[row.group].block(row.position // BLOCK_TOKENS)) for row in rows]
 
-    def read(job: tuple[BlockRow, GroupCache, Sequence[npt.NDArray[np.uint32] | npt.NDArray[np.uint16]]]) -> None:
+    def read(job: tuple[BlockRow, GroupCache, Sequence[HostArray]]) -> None:
         row, group, slot = job
         ids = np.empty(BLOCK_TOKENS, np.int32)
         buffers = [array.data for array in (ids, *slot)]
@@ -82,27 +110,40 @@ def load_blocks(store: Store, domain: str, rows: Iterable[BlockRow], cache: Agen
                 f"block sha256:{row.sha256} holds other tokens than its agent", "run `amem verify` to see whom it hurts"
             )
 
-    # slots are found, and slabs made, on this thread, which owns MLX, while the others read into those made before
-    jobs = ((row, groups[row.group], groups[row.group].block(row.position // BLOCK_TOKENS)) for row in rows)
-    with ThreadPoolExecutor(READERS) as pool:
-        for _ in pool.map(read, jobs):
-            pass
+    def read_all() -> None:
+        with ThreadPoolExecutor(READERS) as pool:
+            for _ in pool.map(read, jobs):
+                pass
+
+    return read_all
 
 
-def _load_tail(store: Store, manifest: Manifest, cache: AgentCache, position: int) -> None:
-    """Take from the tail what an agent at `position` has beyond its full blocks."""
+def _nothing() -> None:
+    """There is no tail."""
+
+
+def _load_tail(
+    store: Store, manifest: Manifest, cache: AgentCache, position: int
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """What reads from the tail what an agent at `position` has beyond its full blocks, and what puts it in place."""
     stored = manifest.cached % BLOCK_TOKENS
     if position != manifest.cached and position % GROUP_TOKENS:
         raise ValueError(f"a tail cannot be cut at {position}")
     parts = tail_parts(manifest.groups, manifest.codec, stored)
     arrays = [np.empty(part.shape, _NUMPY[part.dtype]) for part in parts]
-    store.read_tail(manifest, parts, [array.data for array in arrays])
-    block, left = position // BLOCK_TOKENS, iter(arrays)
-    for part in cache.parts:
-        if isinstance(part, StateCache):
-            part.load_tail([next(left) for _ in part.group.states])
-        else:
-            part.load_tail(block, stored, [next(left) for _ in part.tail(block, stored)])
+
+    def read() -> None:
+        store.read_tail(manifest, parts, [array.data for array in arrays])
+
+    def put() -> None:
+        block, left = position // BLOCK_TOKENS, iter(arrays)
+        for part in cache.parts:
+            if isinstance(part, StateCache):
+                part.load_tail([next(left) for _ in part.group.states])
+            else:
+                part.load_tail(block, stored, [next(left) for _ in part.tail(block, stored)])
+
+    return read, put
 
 
 def save_blocks(

@@ -73,7 +73,7 @@ def export(store: Store, state: State) -> Iterator[bytes]:
         raise ConflictError(f"{state.ref} has no cache to export", "chat with it first, or export it as amem")
     tokens = store.tokens(manifest)
     cache = AgentCache(manifest.groups, manifest.codec, SlabPool())
-    persist.load(store, manifest, cache, tokens)
+    persist.load(store, manifest, cache, tokens).now()
     places = {layer: (group, i) for group in cache.groups for i, layer in enumerate(group.group.layers)}
     layers = [places[layer] for layer in sorted(places)]
     parts = [part for place, (group, _) in enumerate(layers) for part in _parts(place, group.group, manifest.cached)]

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from amem_cli.engine.conversation import Conversation, Conversations
 from amem_cli.engine.model import load
 from amem_cli.engine.registry import ModelEntry
 from amem_cli.engine.results import NOBODY, Generation, TurnResult, Watcher
 from amem_cli.engine.spec import describe
+from amem_cli.engine.steps import Steps, drive
 from amem_cli.engine.transcript import Text, Transcript, transcript_of
 from amem_cli.engine.turn import Answer, Turn
 from kvstore.errors import ConflictError, UsageError
@@ -47,7 +49,19 @@ class Engine:
         self._resident: Conversation | None = None
         self._report = partial(Turn.result, model=self.model, load_ms=(time.perf_counter() - started) * 1000)
 
-    def prefill(
+    def prefill(self, name: str, texts: Sequence[Text], **options: Any) -> TurnResult:
+        """`prefill_steps`, each done at once."""
+        return drive(self.prefill_steps(name, texts, **options))
+
+    def extend(self, name: str, texts: Sequence[Text], **options: Any) -> TurnResult:
+        """`extend_steps`, each done at once."""
+        return drive(self.extend_steps(name, texts, **options))
+
+    def chat(self, ref: Ref, texts: Sequence[Text], generation: Generation, **options: Any) -> TurnResult:
+        """`chat_steps`, each done at once."""
+        return drive(self.chat_steps(ref, texts, generation, **options))
+
+    def prefill_steps(
         self,
         name: str,
         texts: Sequence[Text],
@@ -58,7 +72,7 @@ class Engine:
         codec: str | None = None,
         wait: float = 10.0,
         watcher: Watcher = NOBODY,
-    ) -> TurnResult:
+    ) -> Steps[TurnResult]:
         """Build an agent's cache from texts, or go on building it. The same prefill again changes nothing.
 
         One that is stopped commits what it has done. Raises ConflictError where the agent holds another text and
@@ -79,15 +93,15 @@ class Engine:
                     turn.reused = tokens = state.manifest.tokens
                     return self._report(turn, domain=own, manifest=state.digest, tokens=tokens, changed=False)
             with self._store.transaction(own) as txn:
-                agent = self._opened(turn, own, state, wanted, replace, codec, txn)
+                agent = yield from self._opened(turn, own, state, wanted, replace, codec, txn)
                 turn.reused = agent.cached
-                _, stopped = turn.feed(agent, logits=False, after_pass=self._checkpoints(agent, turn, hold))
+                _, stopped = yield from turn.feed(agent, logits=False, after_pass=self._checkpoints(agent, turn, hold))
                 digest = self.conversations.commit(agent, hold, txn, "prefill", complete=not stopped)
                 turn.count(txn)
             agent.release()
         return self._report(turn, domain=own, manifest=digest, tokens=tokens, complete=not stopped)
 
-    def extend(
+    def extend_steps(
         self,
         name: str,
         texts: Sequence[Text],
@@ -95,26 +109,26 @@ class Engine:
         expect: str | None = None,
         wait: float = 10.0,
         watcher: Watcher = NOBODY,
-    ) -> TurnResult:
+    ) -> Steps[TurnResult]:
         """Add to an agent's context without generating. One that is stopped leaves the agent as it was.
 
         Raises as `chat` does.
         """
         turn = Turn(name, watcher)
         with self._store.hold(name, wait) as hold:
-            agent = self._resume(turn, self._store.resolve(Ref(name)), expect)
+            agent = yield from self._resume(turn, self._store.resolve(Ref(name)), expect)
             for text in texts:
                 agent.transcript.add(self.model.prompt, text)
             tokens = len(agent.transcript.tokens)
             self._check_length(tokens)
-            _, stopped = turn.feed(agent, logits=False)
+            _, stopped = yield from turn.feed(agent, logits=False)
             if stopped:
                 agent.release()
                 return self._report(turn, domain=agent.domain, tokens=tokens, changed=False)
             digest = self._commit(turn, agent, hold, "extend")
         return self._report(turn, domain=agent.domain, manifest=digest, tokens=tokens, recomputed=agent.recomputed)
 
-    def chat(
+    def chat_steps(
         self,
         ref: Ref,
         texts: Sequence[Text],
@@ -124,7 +138,7 @@ class Engine:
         expect: str | None = None,
         wait: float = 10.0,
         watcher: Watcher = NOBODY,
-    ) -> TurnResult:
+    ) -> Steps[TurnResult]:
         """One turn: say `texts`, and stream the answer. Without `save` nothing is locked or written.
 
         A turn that is stopped before its first token leaves the agent as it was; later on, what was said is
@@ -135,15 +149,15 @@ class Engine:
         seed = secrets.randbits(32) if generation.seed is None else generation.seed
         sampling = Sampling(seed, generation.temp, generation.top_p)
         if not save:
-            agent = self._resume(turn, self._store.resolve(ref), expect)
-            answer = self._say(turn, agent, texts, generation, sampling)
+            agent = yield from self._resume(turn, self._store.resolve(ref), expect)
+            answer = yield from self._say(turn, agent, texts, generation, sampling)
             agent.release()
             return self._answered(turn, agent, answer, sampling, None)
         if not ref.is_head:
             raise UsageError(f"{ref} is not the head of {ref.agent}", f"`amem fork {ref} NEW`, or chat with --no-save")
         with self._store.hold(ref.agent, wait) as hold:
-            agent = self._resume(turn, self._store.resolve(ref), expect)
-            answer = self._say(turn, agent, texts, generation, sampling)
+            agent = yield from self._resume(turn, self._store.resolve(ref), expect)
+            answer = yield from self._say(turn, agent, texts, generation, sampling)
             if not answer.tokens:
                 agent.release()
                 return self._answered(turn, agent, answer, sampling, None)
@@ -159,19 +173,19 @@ class Engine:
         replace: bool,
         codec: str | None,
         txn: Transaction,
-    ) -> Conversation:
+    ) -> Steps[Conversation]:
         """The agent to prefill: a new one, one whose prefill was cut short, or one whose text is replaced."""
         if state is None:
-            return self.conversations.begin(domain, CODECS[codec or DEFAULT_CODEC], wanted, txn)
+            return (yield from self.conversations.begin(domain, CODECS[codec or DEFAULT_CODEC], wanted, txn))
         if not state.manifest.complete and self._store.tokens(state.manifest).tolist() == wanted.tokens:
-            return self.conversations.resume(state)
+            return (yield from self.conversations.resume(state))
         if not replace:
             raise ConflictError(
                 f"agent {turn.name} holds another text",
                 "choose another name, or --replace its text and keep what both have in common",
             )
         chosen = CODECS[codec] if codec else state.manifest.codec
-        agent, turn.parted_at = self.conversations.rewind(state, chosen, wanted, txn)
+        agent, turn.parted_at = yield from self.conversations.rewind(state, chosen, wanted, txn)
         return agent
 
     def _checkpoints(self, agent: Conversation, turn: Turn, hold: AgentHold) -> Callable[[], None]:
@@ -191,15 +205,15 @@ class Engine:
 
     def _say(
         self, turn: Turn, agent: Conversation, texts: Sequence[Text], generation: Generation, sampling: Sampling
-    ) -> Answer:
+    ) -> Steps[Answer]:
         """Put the texts to the agent and let it answer."""
         transcript, prompt = agent.transcript, self.model.prompt
         for text in texts:
             transcript.add(prompt, text)
         transcript.begin_answer(prompt)
         self._check_length(len(transcript.tokens) + 1)
-        logits, _ = turn.feed(agent, logits=True)
-        answer = turn.answer(agent, self.model, logits, generation, sampling)
+        logits, _ = yield from turn.feed(agent, logits=True)
+        answer = yield from turn.answer(agent, self.model, logits, generation, sampling)
         if answer.tokens:
             transcript.end_answer(prompt, answer.tokens, answer.tokens[-1] in prompt.stop_ids)
         return answer
@@ -234,7 +248,7 @@ class Engine:
         self._resident = agent
         return digest
 
-    def _resume(self, turn: Turn, state: State, expect: str | None) -> Conversation:
+    def _resume(self, turn: Turn, state: State, expect: str | None) -> Steps[Conversation]:
         """The agent at `state`: still in memory from the turn before, or out of the store.
 
         Raises ConflictError where it is not what the caller expects, or its prefill has not finished.
@@ -251,7 +265,7 @@ class Engine:
         if kept is None or kept.head != state.digest:
             if kept is not None:
                 kept.release()
-            kept = self.conversations.resume(state)
+            kept = yield from self.conversations.resume(state)
         turn.before, turn.reused = state.digest, kept.cached
         return kept
 

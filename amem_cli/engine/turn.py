@@ -10,6 +10,7 @@ from amem_cli.engine.conversation import Conversation
 from amem_cli.engine.generate import StopStrings, passes, sample
 from amem_cli.engine.model import LoadedModel
 from amem_cli.engine.results import Generation, Progress, TurnResult, Watcher
+from amem_cli.engine.steps import Pass, Steps
 from kvstore.manifest import Sampling
 from kvstore.refs import Domain
 from kvstore.transaction import Transaction
@@ -46,7 +47,7 @@ class Turn:
 
     def feed(
         self, agent: Conversation, *, logits: bool, after_pass: Callable[[], None] = lambda: None
-    ) -> tuple[mx.array | None, bool]:
+    ) -> Steps[tuple[mx.array | None, bool]]:
         """Feed what is pending: all of it where logits are wanted, else all but the last token.
 
         Returns the last token's logits, and whether it was stopped on the way. `after_pass` runs between passes.
@@ -58,7 +59,7 @@ class Turn:
             if self._watcher.should_stop():
                 return None, True
             final = self.prefilled + length == total
-            last = agent.feeder.feed(agent.pending[:length], logits=logits and final)
+            last = yield Pass(agent.feeder, agent.pending[:length], logits=logits and final)
             self.prefilled += length
             speed = self.prefilled / (time.perf_counter() - begun)
             self._watcher.on_progress(Progress(self.prefilled, total, speed))
@@ -73,7 +74,7 @@ class Turn:
         logits: mx.array | None,
         generation: Generation,
         sampling: Sampling,
-    ) -> Answer:
+    ) -> Steps[Answer]:
         """Sample and feed tokens until one ends the answer; the last one stays unfed. No logits: no answer."""
         stop_ids, stream = model.prompt.stop_ids, model.prompt.stream()
         said = StopStrings(generation.stop, self._watcher.on_text)
@@ -93,7 +94,7 @@ class Turn:
             elif len(tokens) >= room:
                 finish = "length"
             elif not self._watcher.should_stop():
-                logits = agent.feeder.feed(tokens[-1:], logits=True)
+                logits = yield Pass(agent.feeder, tokens[-1:], logits=True, decode=True)
                 continue
             break
         said.add(stream.finish())

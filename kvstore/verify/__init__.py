@@ -16,7 +16,7 @@ from kvstore import refs
 from kvstore.documents import timestamp
 from kvstore.errors import AmemError, DamageError
 from kvstore.layout import Layout
-from kvstore.marks import Root, read_root, ref_paths, without_orphans
+from kvstore.marks import Root, find_orphans, read_root, ref_paths
 from kvstore.reach import StoredObject, list_domain, stored_objects
 from kvstore.refs import Domain
 from kvstore.store import Store
@@ -128,7 +128,8 @@ class _Verification:
                 continue
             if root:
                 roots.append(root)
-        return without_orphans(roots)
+        orphans = find_orphans(layout, roots)
+        return [root for root in roots if root not in orphans]
 
     def _check_domain(self, domain_id: str, roots: Sequence[Root]) -> None:
         there: dict[StoredObject, int] = {}

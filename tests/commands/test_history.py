@@ -1,8 +1,6 @@
 """`log` and `diff` on real stores, and their `--text` with a real tokenizer."""
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from kvstore.lifecycle import fork, snapshot
 from kvstore.naming import Ref, parse_ref
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, Amem, lines, put_state
+from tests.commands.test_main import HEAVY, loaded
 from tests.commands.test_states import files_below
 from tests.commands.tiny import make_tiny_model
 
@@ -155,13 +154,15 @@ def test_another_tokenizer_is_refused(talk: Amem, model: Path, store: Store) -> 
 
 
 @pytest.mark.parametrize("arguments", [("log", "t", "--text", "-n", "1"), ("diff", "t", "t~1", "--text")])
-def test_text_needs_no_mlx(talk: Amem, environment: dict[str, str], arguments: tuple[str, ...]) -> None:
-    code = (
-        "import sys\nfrom amem_cli.main import run\ntry:\n    run()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
-    )
+def test_text_needs_no_mlx(talk: Amem, environment: dict[str, str], tmp_path: Path, arguments: tuple[str, ...]) -> None:
     assert talk(*arguments).returncode == 0
-    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
-    assert set(done.stderr.split()).isdisjoint({"mlx", "mlx.core", "mlx_lm"})
+    assert loaded(environment, tmp_path, *arguments).isdisjoint({"mlx", "mlx.core", "mlx_lm"})
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("arguments", [("log",), ("log", "a", "--graph"), ("diff", "a", "a~1"), ("rm", "a", "--erase")])
+def test_nothing_heavy_is_loaded(environment: dict[str, str], tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    assert loaded(environment, tmp_path, *arguments).isdisjoint(HEAVY)
 
 
 def test_log_of_an_empty_store(amem: Amem, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from amem_cli.engine.generate import passes
 from amem_cli.engine.model import load
 from amem_cli.engine.registry import find
 from amem_cli.engine.spec import describe
+from amem_cli.engine.steps import drive
 from amem_cli.engine.transcript import Transcript
 from kvstore.journal import Actor
 from kvstore.naming import Ref
@@ -35,13 +36,13 @@ def main(role: str, root: Path, model: Path, out: Path, lengths: list[int]) -> N
     for length in lengths:
         name = f"n{length}"
         if role == "resume":
-            agent = conversations.resume(store.resolve(Ref(name)))
+            agent = drive(conversations.resume(store.resolve(Ref(name))))
             assert agent.cached == length
             digests[length] = go_on(agent, tokens)
             continue
         domain = store.create_domain()
         with store.transaction(domain) as txn:
-            agent = conversations.begin(domain, CODECS[DEFAULT_CODEC], Transcript(tokens[: length + 1]), txn)
+            agent = drive(conversations.begin(domain, CODECS[DEFAULT_CODEC], Transcript(tokens[: length + 1]), txn))
             for n in passes(0, length, logits=False):
                 agent.feeder.feed(agent.pending[:n])
             if role == "straight":

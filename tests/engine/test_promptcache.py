@@ -25,6 +25,7 @@ from amem_cli.engine.registry import ModelEntry
 from amem_cli.engine.results import Generation
 from amem_cli.engine.session import Engine
 from amem_cli.engine.spec import describe
+from amem_cli.engine.steps import drive
 from amem_cli.engine.transcript import Text, Transcript
 from kvstore.errors import ConflictError, DamageError, ModelMismatchError, UsageError
 from kvstore.history import State
@@ -65,7 +66,7 @@ def prefilled(store: Store, model: LoadedModel, cached: int) -> tuple[Conversati
     conversations = Conversations(store, model, describe(model.model))
     home = store.create_domain()
     with store.hold("a", 0) as hold, store.transaction(home) as txn:
-        agent = conversations.begin(home, CODECS[DEFAULT_CODEC], Transcript(IDS[: cached + 1]), txn)
+        agent = drive(conversations.begin(home, CODECS[DEFAULT_CODEC], Transcript(IDS[: cached + 1]), txn))
         for length in passes(0, cached, logits=False):
             agent.feeder.feed(agent.pending[:length])
         conversations.commit(agent, hold, txn, "prefill")
@@ -103,7 +104,7 @@ def test_mlx_lm_goes_on_from_an_export(
     assert json.loads(known["tokens"]) == IDS[:length]
     assert {cache.offset for cache in caches} == {length}
     assert {type(cache) for cache in caches} == ({KVCache} if kind == "llama" else {KVCache, RotatingKVCache})
-    agent = conversations.resume(state)
+    agent = drive(conversations.resume(state))
     fed = [[IDS[length]], IDS[10:12], IDS[20:21], IDS[30:31]]
     for passed in fed[:1] if length == WINDOW - 1 else fed:  # ours quantizes a group of 64 once it is whole
         ours = agent.feeder.feed(passed, logits=True)

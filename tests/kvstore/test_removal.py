@@ -1,8 +1,11 @@
 import hashlib
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -327,3 +330,37 @@ def test_killed_at_every_mutation(name: str) -> None:
         ids = {agent.id for agent in store.agents()}
         assert all((entry.change.agent_id in ids) == (entry.seq in voided) for entry in gone)
     assert count > 5
+
+
+def write_and_fork(root: Path, number: int) -> int:
+    """Fork the agent `seed` and write on, again and again. Returns how often."""
+    store = Store.open(root, ACTOR)
+    rounds = 0
+    end = time.monotonic() + 4
+    while time.monotonic() < end:
+        name = f"w{number}-{rounds}"
+        fork(store, Ref("seed"), name)
+        commit(store, name, range(600 + number))
+        rounds += 1
+    return rounds
+
+
+def test_erasures_beside_forks_and_writers(store: Store) -> None:
+    commit(store, "seed", range(600))
+    spawned = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(2, spawned) as pool:
+        writers = [pool.submit(write_and_fork, store.layout.root, number) for number in range(2)]
+        erased = []
+        while not all(writer.done() for writer in writers):
+            for agent in store.agents():
+                if agent.name != "seed":
+                    try:
+                        erased.append(remove(store, Ref(agent.name), wait=10, erase=True))
+                    except NotFoundError:
+                        continue
+        assert sum(writer.result(timeout=60) for writer in writers) > 4
+    assert len(erased) > 4
+    held = picture(store.layout.root)
+    assert held.pop("seed") == list(range(600))
+    assert all(len(tokens) in (600, 601) for tokens in held.values())
+    assert len(journal(store.layout.root)) > 10
