@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from amem_cli.options import Call
 from kvstore.errors import ModelMismatchError
-from kvstore.manifest import ModelIdentity
+from kvstore.manifest import ModelIdentity, Role
 
 if TYPE_CHECKING:
     from amem_cli.engine.prompt import PromptFormat
@@ -27,8 +27,16 @@ class Decoder:
 
     def answer(self, model: ModelIdentity, ids: Sequence[int]) -> str:
         """What was said in an answer's turn, without the template's tokens around it. Raises as `text`."""
-        prompt = self._prompt(model)
-        opening, said = prompt.answer_start(), list(ids)
+        return self.said(model, "assistant", ids)
+
+    def said(self, model: ModelIdentity, role: Role, ids: Sequence[int]) -> str:
+        """What was said in a turn of that role, without the template's tokens around it. Raises as `text`."""
+        prompt, said = self._prompt(model), list(ids)
+        if role == "raw":
+            return prompt.decode(said)
+        if role == "system":
+            return prompt.decode(_inside(said, prompt.opening("")))
+        opening = prompt.answer_start() if role == "assistant" else prompt.turn_start(role)
         for place in range(len(said) - len(opening) + 1 if opening else 0):
             if said[place : place + len(opening)] == opening:
                 said = said[place + len(opening) :]
@@ -52,3 +60,12 @@ class Decoder:
                 )
             self._prompts[model.fingerprint] = sources.load_prompt(folder)
         return self._prompts[model.fingerprint]
+
+
+def _inside(ids: Sequence[int], around: Sequence[int]) -> Sequence[int]:
+    """`ids` without the part of `around` that they begin with, and the rest of it that they end with."""
+    from amem_cli.engine.transcript import common_prefix
+
+    before = common_prefix(ids, around)
+    after = common_prefix(ids[::-1], around[before:][::-1])
+    return ids[before : len(ids) - after]

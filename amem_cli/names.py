@@ -50,7 +50,7 @@ def _names(layout: Layout, kind: str, begun: str) -> Iterator[str]:
     elif kind == "refs" and "@" in begun:
         agent = begun.partition("@")[0]
         yield from (f"{agent}@{snapshot.name}" for snapshot in refs.read_snapshots(layout, agent))
-    else:
+    elif kind in ("agents", "refs"):
         yield from _agents(layout, file_name(begun))
 
 

@@ -7,6 +7,7 @@ from amem_cli.output import digest
 from kvstore.block import read_metadata
 from kvstore.errors import NotFoundError, UsageError
 from kvstore.history import State
+from kvstore.log import REF_DIGITS
 from kvstore.manifest import FileRow
 from kvstore.naming import Ref
 from kvstore.reach import KINDS, Reach, StoredObject, size_of
@@ -45,7 +46,7 @@ def state_of(store: Store, found: Found) -> State | None:
     manifest = store.manifest(found.domain, sha256)
     for agent in store.agents():
         if agent.id == manifest.agent:
-            return State(Ref(agent.name, digest=sha256), agent, sha256, manifest)
+            return State(Ref(agent.name, digest=sha256[:REF_DIGITS]), agent, sha256, manifest)
     return None
 
 

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from shutil import get_terminal_size
 from typing import Any, TextIO
 
 from kvstore.errors import AmemError
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_GAP = 2  # spaces between the columns of a table
 # Escape sequences in a model's answer could rewrite the screen or the terminal's title; newlines and tabs are text.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
@@ -96,31 +98,42 @@ class Output:
         self.line("error", code=error.code, exit=error.exit_code, message=error.message, hint=error.hint)
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-        """Rows under a header: a table on a terminal, aligned text in a pipe. Columns in `right` hold numbers."""
+        """Rows under a header: a table on a terminal, aligned text in a pipe. Columns in `right` hold numbers.
+
+        On a terminal that is too narrow for it each row becomes a paragraph.
+        """
         if self.json:
             return
-        if sys.stdout.isatty():
-            self._rich_table(header, rows, right)
-            return
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        if sys.stdout.isatty():
+            if sum(widths) + _GAP * (len(widths) - 1) <= get_terminal_size().columns:
+                self._rich_table(header, rows, right)
+            else:
+                self._paragraphs(header, rows)
+            return
         for row in (header, *rows):
             cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-            self.print("  ".join(cells).rstrip())
+            self.print((" " * _GAP).join(cells).rstrip())
 
     def _rich_table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> None:
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        padding = (0, _GAP - 1, 0, 0)  # the box adds a space
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding, header_style="bold")
         for place, name in enumerate(header):
-            # where the terminal is narrow, words are folded and figures are not
-            table.add_column(
-                name, justify="right" if place in right else "left", overflow="fold", no_wrap=place in right
-            )
+            table.add_column(name, justify="right" if place in right else "left")
         for row in rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         _console(sys.stdout, self.color).print(table)
+
+    def _paragraphs(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        width = max(map(len, header))
+        for row in rows:
+            self.print(row[0])
+            for name, cell in zip(header[1:], row[1:], strict=True):
+                self.print(f"  {name:<{width}}  {cell}")
 
     @contextmanager
     def progress(self, what: str) -> Iterator["Progress"]:

@@ -33,18 +33,18 @@ class Way:
     """An empty cache to begin with: what the model is called with, and what evaluates a pass."""
 
     layers: list[Any]
-    settle: Callable[..., None]
+    settle: Callable[..., None]  # takes how many tokens it had, and what else is to be evaluated
 
     def feed(self, model: LoadedModel, ids: list[int]) -> None:
         """One pass, whose logits are not computed."""
         model.model(mx.array([ids]), cache=self.layers)
-        self.settle()
+        self.settle(len(ids))
 
     def score(self, model: LoadedModel, ids: list[int]) -> mx.array:
         """One pass. Returns log probabilities [tokens, vocabulary] in float32."""
-        logits = model.model(mx.array([ids]), cache=self.layers)[0].astype(mx.float32)
+        logits: mx.array = model.model(mx.array([ids]), cache=self.layers)[0].astype(mx.float32)
         out = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        self.settle(out)
+        self.settle(len(ids), out)
         return out
 
 
@@ -52,7 +52,7 @@ def ways(model: LoadedModel) -> dict[str, Way]:
     """The reference, and our cache with each codec."""
     spec = describe(model.model)
     own = make_prompt_cache(model.model)
-    found = {REFERENCE: Way(own, lambda *outputs: mx.eval(*outputs, [cache.state for cache in own]))}
+    found = {REFERENCE: Way(own, lambda _, *outputs: mx.eval(*outputs, [cache.state for cache in own]))}
     for name in CODEC_NAMES:
         cache = spec.new_cache(CODECS[name], SlabPool())
         found[name] = Way(cache.layers, cache.settle)

@@ -96,7 +96,7 @@ def measure(model: LoadedModel, ids: list[int], tokens: int, repeats: int) -> li
 
 def draw(axes: Any, rows: list[Row]) -> None:
     names = [f"{row['what']}, {row['tokens']:,}" for row in rows]
-    bars(axes, names, {key: [row[key] or nan for row in rows] for key in rows[0] if key.startswith("over")})
+    bars(axes, names, {key: [float(row[key] or nan) for row in rows] for key in rows[0] if key.startswith("over")})
     axes.axhline(1, color="grey", linestyle=":", linewidth=1)
     axes.set_ylabel("tokens/s of amem, mlx-lm = 1")
 

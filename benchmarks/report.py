@@ -91,7 +91,7 @@ def finish(name: str, args: Namespace, rows: list[Row], draw: Draw) -> None:
     for column in rows[0]:
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
     for row in rows:
-        table.add_row(*map(_shown, row.values()))
+        table.add_row(*map(shown, row.values()))
     Console().print(table)
     document = {"benchmark": name, "machine": machine(), "settings": _settings(args), "rows": rows}
     args.json.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,8 @@ def _settings(args: Namespace) -> dict[str, Any]:
     return settings
 
 
-def _shown(value: str | int | float | None) -> str:
+def shown(value: str | int | float | None) -> str:
+    """A value as tables have it: three significant digits."""
     if isinstance(value, float):
         return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
@@ -137,4 +138,4 @@ def bars(axes: Any, names: Sequence[str], series: dict[str, list[float]]) -> Non
         places = [at - 0.4 + width * (i + 0.5) for at in range(len(names))]
         axes.bar_label(axes.bar(places, values, width, label=label), fmt="%.3g", fontsize=8)
     axes.set_xticks(range(len(names)), names)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(series), fontsize=8)

@@ -169,11 +169,10 @@ def measure(model: str, agents: list[Agent], repeats: int, dropped: bool) -> lis
 
 
 def draw(axes: Any, rows: list[Row]) -> None:
-    names = [f"{row['model']}\n{row['page cache']}, {row['memory']}" for row in rows]
+    names = [f"{str(row['model']).split()[0]}\n{row['page cache']}\n{row['memory']}" for row in rows]
     series = {key: [float(row[key] or 0) for row in rows] for key in rows[0] if key.startswith("over")}
     bars(axes, names, series)
     axes.axhline(0.8, color="grey", linestyle=":", linewidth=1)
-    axes.tick_params(axis="x", labelsize=7)
     axes.set_ylabel("restore throughput, plain preadv = 1")
 
 

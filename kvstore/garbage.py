@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kvstore.errors import AmemError
 from kvstore.layout import Layout
-from kvstore.manifest import FileRow
 from kvstore.marks import Root, direct
 from kvstore.reach import StoredObject, size_of
 from kvstore.reader import Reader
@@ -64,7 +63,7 @@ class Owners:
                     self._agents[domain_id, found].add(manifest.agent)
         for page in [found for found in doomed if found.kind == "pages"]:
             with suppress(AmemError):
-                for row in self._reader.page(domain_id, FileRow(page.sha256, "", doomed[page], 0)).blocks:
+                for row in self._reader.page_blocks(domain_id, page.sha256):
                     block = StoredObject("blocks", row.sha256)
                     if block in doomed:
                         self._agents[domain_id, block] |= self._agents.get((domain_id, page), set())

@@ -81,7 +81,7 @@ class Layout:
         return [self.domain(domain_id) / kind for kind in ("blocks", "tails", "manifests", "pages")]
 
     def _object(self, domain_id: str, kind: str, sha256: str, suffix: str) -> Path:
-        return self.domain(domain_id) / kind / sha256[:2] / f"{sha256}{suffix}"
+        return self.root.joinpath("domains", domain_id, kind, sha256[:2], f"{sha256}{suffix}")
 
     def block(self, domain_id: str, sha256: str) -> Path:
         return self._object(domain_id, "blocks", sha256, ".safetensors")

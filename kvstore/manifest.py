@@ -115,6 +115,14 @@ class Manifest:
     def pending(self) -> int:
         return self.tokens - self.cached
 
+    @property
+    def evicted(self) -> bool:
+        """Its tokens are all there, and none of its blocks: the passes that made them are to be made again."""
+        return self.cached == 0 and bool(self.feeds)
+
+
+_DECODER = json.JSONDecoder()
+
 
 def encode(document: Manifest | Page) -> bytes:
     """The canonical bytes of a manifest or a page."""
@@ -146,6 +154,18 @@ def decode_page(data: bytes, what: str = "a page") -> Page:
     values["tokens"] = tuple(values["tokens"])
     values["blocks"] = tuple(BlockRow(**row) for row in values["blocks"])
     return Page(**values)
+
+
+def decode_page_blocks(data: bytes, what: str = "a page") -> tuple[BlockRow, ...]:
+    """The rows of a page, without parsing its tokens: in canonical bytes they come first. Raises as `decode_page`."""
+    lead = b'{"blocks":'
+    if not data.startswith(lead):
+        return decode_page(data, what).blocks
+    try:
+        rows, _ = _DECODER.raw_decode(data[: data.find(b"]") + 1].decode(), len(lead))
+        return tuple(BlockRow(**row) for row in rows)
+    except (TypeError, ValueError) as error:
+        raise DamageError(f"{what} is malformed", "run `amem verify` to see which agents it hurts") from error
 
 
 def decode_manifest(data: bytes, what: str = "a manifest") -> Manifest:

@@ -15,7 +15,7 @@ from kvstore import refs
 from kvstore.errors import AmemError, DamageError
 from kvstore.journal import VOID, read_journal
 from kvstore.layout import Layout
-from kvstore.manifest import FileRow, Manifest
+from kvstore.manifest import Manifest
 from kvstore.reach import StoredObject, size_of
 from kvstore.reader import Reader
 
@@ -146,7 +146,7 @@ class Marks:
         for row in manifest.pages:
             page = StoredObject("pages", row.sha256)
             if page not in self.owners:
-                for block in self._reader.page(self._domain, row).blocks:
+                for block in self._reader.page_blocks(self._domain, row.sha256):
                     owners.add(self._mark(number, StoredObject("blocks", block.sha256), block.bytes))
             owners.add(self._mark(number, page, row.bytes))
         return owners
@@ -195,15 +195,14 @@ def _needed(reader: Reader, root: Root, wanted: set[StoredObject]) -> Iterator[S
             for row in manifest.pages:
                 if row.sha256 not in seen:
                     seen.add(row.sha256)
-                    yield from _needed_by_page(reader, root.domain, row, wanted)
+                    yield from _needed_by_page(reader, root.domain, row.sha256, wanted)
             if manifest.agent == root.agent_id:
                 todo += [earlier for earlier in (manifest.previous, manifest.resumes) if earlier]
 
 
-def _needed_by_page(reader: Reader, domain_id: str, row: FileRow, wanted: set[StoredObject]) -> Iterator[StoredObject]:
+def _needed_by_page(reader: Reader, domain_id: str, page: str, wanted: set[StoredObject]) -> Iterator[StoredObject]:
     with suppress(AmemError):
-        blocks = reader.page(domain_id, row).blocks
-        yield from wanted & {StoredObject("blocks", block.sha256) for block in blocks}
+        yield from wanted & {StoredObject("blocks", row.sha256) for row in reader.page_blocks(domain_id, page)}
 
 
 def _readable_roots(layout: Layout) -> Iterator[Root]:

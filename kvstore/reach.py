@@ -32,7 +32,7 @@ class StoredObject(NamedTuple):
 
     def path(self, layout: Layout, domain_id: str) -> Path:
         suffix = ".safetensors" if self.kind in ("blocks", "tails") else ".json"
-        return layout.domain(domain_id) / self.kind / self.sha256[:2] / f"{self.sha256}{suffix}"
+        return layout.root.joinpath("domains", domain_id, self.kind, self.sha256[:2], f"{self.sha256}{suffix}")
 
 
 class Reach:

@@ -10,7 +10,7 @@ from kvstore import files, refs
 from kvstore.block import damaged, read_metadata, read_parts
 from kvstore.errors import DamageError, IsolationError, NotFoundError
 from kvstore.layout import Layout
-from kvstore.manifest import BlockRow, FileRow, Manifest, Page, decode_manifest, decode_page
+from kvstore.manifest import BlockRow, FileRow, Manifest, Page, decode_manifest, decode_page, decode_page_blocks
 from kvstore.refs import AgentRef, Domain, SnapshotRef
 from kvstore.shapes import Part
 
@@ -84,6 +84,10 @@ class Reader:
     def page(self, domain_id: str, row: FileRow) -> Page:
         """A page, checked by its SHA-256. Raises as `manifest` does."""
         return decode_page(_checked(self.layout.page(domain_id, row.sha256)), f"page sha256:{row.sha256}")
+
+    def page_blocks(self, domain_id: str, sha256: str) -> tuple[BlockRow, ...]:
+        """The rows of a page, checked by its SHA-256, without its tokens. Raises as `manifest` does."""
+        return decode_page_blocks(_checked(self.layout.page(domain_id, sha256)), f"page sha256:{sha256}")
 
     def pages(self, manifest: Manifest) -> list[Page]:
         """All pages of a state, in order. Raises DamageError where they do not hold its tokens without a gap."""

@@ -55,7 +55,7 @@ class Removal:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing stayed that an erasure was to take, and nothing failed."""
+        """Whether nothing stayed that was to go."""
         return not any(found.action in ("kept", "failed") for found in self.objects)
 
     def bytes_of(self, action: Action) -> int:

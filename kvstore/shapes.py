@@ -71,6 +71,7 @@ class LayerGroup:
     value_dim: int
     window: int | None = None  # tokens that a query can see, itself included
     states: tuple[Part, ...] = ()  # one layer's state arrays
+    latent: bool = False  # "keys" are what keys and values are made of, "values" the rotated part of the keys
 
     def first_needed(self, position: int) -> int:
         """The first token that a query at `position` can still see; `position` where it sees none by itself."""
@@ -84,13 +85,19 @@ def quantized_axis(axis: Axis, dim: int) -> Axis:
     return axis if dim % GROUP_TOKENS == 0 else "token"
 
 
+def stored_axes(group: LayerGroup, codec: Codec) -> tuple[Axis, Axis]:
+    """The axes along which a layer group's keys and values are quantized. Both parts of latents are key-like."""
+    value_axis = codec.key_axis if group.latent else codec.value_axis
+    return quantized_axis(codec.key_axis, group.key_dim), quantized_axis(value_axis, group.value_dim)
+
+
 def _stored(name: str, axis: Axis, codec: Codec, layers: int, heads: int, tokens: int, dim: int) -> list[Part]:
     """Codes, scales and biases of keys or values: the quantized axis comes last.
 
     Along the tokens: packed [layers, heads, dim, words], scales and biases [layers, heads, dim, tokens / 64].
     Along the channels: packed [layers, heads, tokens, words], scales and biases [layers, heads, tokens, dim / 64].
     """
-    rows, length = (dim, tokens) if quantized_axis(axis, dim) == "token" else (tokens, dim)
+    rows, length = (dim, tokens) if axis == "token" else (tokens, dim)
     lead = (layers, heads, rows)
     scale = (*lead, length // GROUP_TOKENS)
     return [
@@ -105,8 +112,9 @@ def quantized_parts(group: LayerGroup, codec: Codec, tokens: int = BLOCK_TOKENS)
     if group.kind == "recurrent":
         return []
     layers, heads = len(group.layers), group.kv_heads
-    keys = _stored("k", codec.key_axis, codec, layers, heads, tokens, group.key_dim)
-    values = _stored("v", codec.value_axis, codec, layers, heads, tokens, group.value_dim)
+    key_axis, value_axis = stored_axes(group, codec)
+    keys = _stored("k", key_axis, codec, layers, heads, tokens, group.key_dim)
+    values = _stored("v", value_axis, codec, layers, heads, tokens, group.value_dim)
     return keys + values
 
 

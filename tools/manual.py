@@ -111,7 +111,7 @@ def _options(command: Command) -> Iterator[str]:
     for below in command.commands if command.path else ():
         yield from (f".SS amem {' '.join(below.path)}", *_text(below.help), *_entries(below))
     if command.path:
-        yield from ([".PP"] if command.arguments or command.options else [])
+        yield from ([".PP"] if command.arguments or command.options or command.commands else [])
         yield "The options that all commands share are told in"
         yield _page_name("amem") + "."
         return

@@ -146,8 +146,7 @@ def _text(call: Call, store: "Store", state: "State", raw: bool) -> None:
         call.out.result(call.command, prompt, **values, text=prompt)
         return
     for turn in manifest.turns:
-        decode = decoder.answer if turn.role == "assistant" else decoder.text
-        said = decode(manifest.model, tokens[turn.start : turn.end])
+        said = decoder.said(manifest.model, turn.role, tokens[turn.start : turn.end])
         call.out.line("text", agent=state.agent.name, state=digest(state.digest), **asdict(turn), text=said)
         call.out.print(f"[{turn.role}] {said}")
     call.out.result(call.command, **values, turns=len(manifest.turns))

@@ -12,7 +12,7 @@ from kvstore.errors import AmemError, DamageError, IsolationError, PartialError,
 from kvstore.naming import Ref, check_name, parse_ref
 
 if TYPE_CHECKING:
-    from kvstore.removal import Action, Removal
+    from kvstore.removal import Action, Removal, Removed
     from kvstore.store import Store
 
 app = new_app()
@@ -65,8 +65,16 @@ def _exit_code(done: list["Removal"], failures: list[AmemError], erasing: bool) 
     for kind in (IsolationError, DamageError):
         if any(isinstance(error, kind) for error in failures):
             return kind.exit_code
-    partial = bool(failures) or any(not removal.complete and erasing for removal in done)
+    partial = bool(failures) or (erasing and bool(_remaining(done)))
     return PartialError.exit_code if partial else 0
+
+
+def _remaining(done: list["Removal"]) -> "list[Removed]":
+    """What stayed of what was to go; what one removal had to keep, a later one may have taken."""
+    objects = [found for removal in done for found in removal.objects]
+    gone = {(found.kind, found.name) for found in objects if found.action == "erased"}
+    stayed = [found for found in objects if found.action in ("kept", "failed")]
+    return [found for found in stayed if found.action == "failed" or (found.kind, found.name) not in gone]
 
 
 def _tell_failure(call: Call, what: Ref | str, error: AmemError) -> None:
@@ -96,14 +104,13 @@ def _certificates(done: list["Removal"]) -> str | None:
 
 def _figures(done: list["Removal"], failures: int, dry_run: bool) -> dict[str, Any]:
     erased = [found for removal in done for found in removal.objects if found.action == "erased"]
-    kept = [found for removal in done for found in removal.objects if found.action == "kept"]
     return {
         "removed": [removal.what for removal in done],
         "failed": failures,
         "freed_bytes": sum(found.bytes for found in erased),
         "freed_objects": sum(found.bytes > 0 for found in erased),
         "left_bytes": sum(removal.bytes_of("left") for removal in done),
-        "kept_objects": len(kept),
+        "kept_objects": len(_remaining(done)),
         "dry_run": dry_run,
         "certificates": [removal.certificate.document() for removal in done if removal.certificate],
     }

@@ -13,7 +13,9 @@ from kvstore.errors import DamageError, IsolationError, UsageError
 from kvstore.naming import check_name, parse_digest
 
 if TYPE_CHECKING:
+    from kvstore.store import Store
     from kvstore.verify import Checks, Report
+    from kvstore.verify.findings import Finding
     from kvstore.verify.states import Depth
 
 app = new_app()
@@ -35,6 +37,9 @@ def verify(
             "--journal-head", metavar="DIGEST", help="A journal line, from an earlier run, that must be there."
         ),
     ] = None,
+    erased: Annotated[
+        Path | None, typer.Option("--erased", metavar="FILE", help="Only that what `rm --erase` certified is gone.")
+    ] = None,
     sums: Annotated[
         str | None, typer.Option("--sums", metavar="FILE|-", help="Write a list for `sha256sum -c`; with --deep.")
     ] = None,
@@ -42,15 +47,18 @@ def verify(
     """Check every file and say what is proven. --isolation and --journal add to --quick and --deep."""
     from kvstore.verify import verify as check
 
+    if erased is not None and (agents or quick or deep or isolation or journal or journal_head or sums):
+        raise UsageError("--erased is a check of its own", "give it without other checks and without agents")
     checks = _checks(agents or [], quick, deep, isolation, journal, journal_head)
     if sums is not None and (checks.depth != "deep" or checks.agents or (sums == "-" and call.out.json)):
         raise UsageError("--sums lists the whole store, with --deep", "give it a FILE beside --json, and no AGENT")
     store = call.open_store()
+    if erased is not None:
+        _check_erased(call, store, erased)
+        return
     report = check(store, checks)
     for finding in report.findings:
-        call.out.line("finding", **asdict(finding))
-        hurt = f"; hurts {', '.join(finding.agents)}" if finding.agents else ""
-        call.out.print(f"{finding.severity}: {finding.message}{hurt}")
+        _show(call, finding)
     if sums is not None:
         from kvstore.verify import sums as listed
 
@@ -60,6 +68,27 @@ def verify(
     call.out.result(call.command, ok=not code, **_fields(report))
     if code:
         raise typer.Exit(code)
+
+
+def _show(call: Call, finding: "Finding") -> None:
+    call.out.line("finding", **asdict(finding))
+    hurt = f"; hurts {', '.join(finding.agents)}" if finding.agents else ""
+    call.out.print(f"{finding.severity}: {finding.message}{hurt}")
+
+
+def _check_erased(call: Call, store: "Store", file: Path) -> None:
+    from kvstore.erase import check_erased, read_certificates
+    from kvstore.verify.findings import Finding
+
+    certificates = read_certificates(file.read_bytes())
+    remains = [found for certificate in certificates for found in check_erased(store, certificate)]
+    for found in remains:
+        _show(call, Finding("damage", "erased", found.object, (), f"{found.object} {found.message}"))
+    call.out.say(f"{len(certificates)} erasures: {len(remains)} findings")
+    checked = sum(len(certificate.erased) for certificate in certificates)
+    call.out.result(call.command, ok=not remains, checked=checked, findings=len(remains), store_id=store.id)
+    if remains:
+        raise typer.Exit(DamageError.exit_code)
 
 
 def _checks(

@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx_lm.models.base
 import numpy as np
 
-from amem_cli.engine.cache import Handle
+from amem_cli.engine.cache import Handle, RowHandles, RowMasks
 from amem_cli.engine.codec import scores, weighted
 from amem_cli.engine.group import GroupCache
 from kvstore.shapes import BLOCK_TOKENS, GROUP_TOKENS
@@ -34,20 +34,27 @@ def install() -> None:
 
 
 def _dispatch(queries: mx.array, keys: Any, values: Any, *args: Any, **kwargs: Any) -> mx.array:
-    if isinstance(keys, Handle):
+    if isinstance(keys, Handle | RowHandles):
         return _from_mlx_lm(queries, keys, *args, **kwargs)
     return _original(queries, keys, values, *args, **kwargs)
 
 
 def _from_mlx_lm(
     queries: mx.array,
-    handle: Handle,
+    keys: Handle | RowHandles,
     cache: object,  # noqa: ARG001 (part of mlx-lm's signature; see the module's docstring)
     scale: float,
-    mask: Mask,
+    mask: Mask | RowMasks,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    return decode_attention(queries, handle, scale, mask, sinks)
+    if isinstance(keys, Handle):
+        assert not isinstance(mask, RowMasks)
+        return decode_attention(queries, keys, scale, mask, sinks)
+    masks = mask.rows if isinstance(mask, RowMasks) else [mask] * len(keys.rows)
+    rows = zip(keys.rows, masks, strict=True)
+    return mx.concatenate(
+        [decode_attention(queries[i : i + 1], row, scale, own, sinks) for i, (row, own) in enumerate(rows)]
+    )
 
 
 def decode_attention(

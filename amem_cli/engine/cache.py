@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import CacheList, create_attention_mask, create_causal_mask
+from mlx_lm.models.cache import CacheList, KVCache, create_attention_mask, create_causal_mask
 
 from amem_cli.engine.group import GroupCache
 from amem_cli.engine.slab import SlabPool
@@ -35,6 +35,20 @@ class Handle:
         self.values = values
 
 
+class RowHandles:
+    """The handles of several agents, a row each."""
+
+    def __init__(self, rows: Sequence[Handle]) -> None:
+        self.rows = rows
+
+
+class RowMasks:
+    """The masks of several agents, a row each; only `attention` knows what to do with them."""
+
+    def __init__(self, rows: Sequence[mx.array | str | None]) -> None:
+        self.rows = rows
+
+
 class LayerCache:
     """What the model sees as the cache of one of its layers."""
 
@@ -50,8 +64,13 @@ class LayerCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array] | tuple[Handle, Handle]:
         """Take this pass's keys and values, [1, heads, tokens, dim]; give what attention is to run over."""
+        self._cache.fresh[self._layer] = (keys, values)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array] | tuple[Handle, Handle]:
+        """What `update_and_fetch` gave in this pass: a layer without keys of its own asks another's cache."""
         cache = self._cache
-        cache.fresh[self._layer] = (keys, values)
+        keys, values = cache.fresh[self._layer]
         if keys.shape[2] == 1 and self._by_handle:
             handle = Handle(cache, self._layer, keys, values)
             return handle, handle
@@ -79,6 +98,24 @@ class LayerCache:
             return None
         mask: mx.array | str | None = create_attention_mask(N, offset, return_array, window_size)
         return mask
+
+    @property
+    def keys(self) -> mx.array:
+        """This pass's keys. A model may give them back tied to other arrays that are to be evaluated with them."""
+        return self._cache.fresh[self._layer][0]
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        self._cache.fresh[self._layer] = (keys, self.values)
+
+    @property
+    def values(self) -> mx.array:
+        """This pass's values. A model may set them to zeros where it keeps keys only."""
+        return self._cache.fresh[self._layer][1]
+
+    @values.setter
+    def values(self, values: mx.array) -> None:
+        self._cache.fresh[self._layer] = (self.keys, values)
 
     def empty(self) -> bool:
         return self._cache.offset == 0
@@ -125,7 +162,9 @@ class AgentCache:
         }
         for state in self.states:
             places.update(zip(state.group.layers, state.layers, strict=True))
-        self.leaves = [places[layer] for layer in sorted(places)]
+        count = sum(1 if n is None else n for n in lists) if lists else len(places)
+        # a cache that the model makes and does not use is in no group
+        self.leaves = [places[place] if place in places else KVCache() for place in range(count)]
         self.layers = _listed(self.leaves, lists) if lists else self.leaves
 
     @property
@@ -145,12 +184,17 @@ class AgentCache:
     def settle(self, tokens: int, *outputs: mx.array) -> None:
         """Evaluate the pass of `tokens` tokens that the model has just described, with `outputs`, and take it in."""
         intakes = [group.gather() for group in self.groups]
-        states = [array for state in self.states for array in state.arrays()]
+        states = [array for state in self.states for array in state.gather()]
         mx.eval(*outputs, *states, *(array for intake in intakes for array in intake.arrays()))
         for group, intake in zip(self.groups, intakes, strict=True):
             group.take(intake)
         for state in self.states:
             state.offset += tokens
+
+    def forget(self) -> None:
+        """Drop the keys and values of a pass that failed, as if it had not begun. States cannot be had back."""
+        for group in self.groups:
+            group.fresh.clear()
 
     def release(self) -> None:
         """Give all memory back; the cache must not be used any more."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from kvstore.shapes import GROUP_TOKENS, Axis, Codec, LayerGroup, quantized_axis
+from kvstore.shapes import GROUP_TOKENS, Axis, Codec, LayerGroup, stored_axes
 
 
 class Quantized(NamedTuple):
@@ -33,7 +33,7 @@ class Axes(NamedTuple):
 
 def axes_of(group: LayerGroup, codec: Codec) -> Axes:
     """The codec's axes, with those head dims that 64 does not divide grouped along the tokens."""
-    return Axes(quantized_axis(codec.key_axis, group.key_dim), quantized_axis(codec.value_axis, group.value_dim))
+    return Axes(*stored_axes(group, codec))
 
 
 def quantize(x: mx.array, axis: Axis, bits: int) -> Quantized:

@@ -8,7 +8,7 @@ import numpy as np
 from amem_cli.engine import fingerprint, persist
 from amem_cli.engine.generate import Feeder
 from amem_cli.engine.model import LoadedModel
-from amem_cli.engine.slab import SlabPool
+from amem_cli.engine.slab import SlabPool, footprint
 from amem_cli.engine.spec import ModelCacheSpec
 from amem_cli.engine.steps import Steps, Work
 from amem_cli.engine.transcript import Transcript, common_prefix
@@ -21,8 +21,6 @@ from kvstore.refs import Domain
 from kvstore.shapes import BLOCK_TOKENS, GROUP_TOKENS, Codec
 from kvstore.store import Store
 from kvstore.transaction import AgentHold, Transaction
-
-EVICTED = "evict"  # the op of a state that holds tokens and passes, and no keys and values
 
 
 @dataclass
@@ -61,7 +59,11 @@ class Conversations:
         self._store = store
         self._model = model
         self._spec = spec
-        self._pool = SlabPool()
+        self.pool = SlabPool()
+
+    def footprint(self, codec: Codec, tokens: int) -> int:
+        """Bytes of memory that an agent of `tokens` tokens takes."""
+        return footprint(self._spec.groups, codec, tokens)
 
     def begin(self, domain: Domain, codec: Codec, transcript: Transcript, txn: Transaction) -> Steps[Conversation]:
         """A new agent. It starts from the longest prefix that its domain holds already."""
@@ -75,7 +77,7 @@ class Conversations:
         Raises ModelMismatchError, DamageError and IsolationError.
         """
         agent, manifest = self.replay(state), state.manifest
-        if manifest.op == EVICTED:
+        if manifest.evicted:
             agent.recomputed = True
             return agent
         tokens = np.array(agent.transcript.tokens, np.int32)
@@ -185,7 +187,7 @@ class Conversations:
             )
 
     def _empty(self, agent_id: str, domain: Domain, codec: Codec, transcript: Transcript) -> Conversation:
-        cache = self._spec.new_cache(codec, self._pool)
+        cache = self._spec.new_cache(codec, self.pool)
         return Conversation(agent_id, domain, codec, transcript, Feeder(self._model.model, cache))
 
     def _go_on(self, agent: Conversation, state: State) -> None:

@@ -25,7 +25,9 @@ class GroupCache:
         self._columns: npt.NDArray[np.int64] | None = None
         self._visible: mx.array | None = None
         # recent.k, recent.v: [layers, heads, 64, dim]
-        self.recent_k, self.recent_v = (Buffer(part) for part in recent_parts(group, GROUP_TOKENS))
+        recent = recent_parts(group, GROUP_TOKENS)
+        pool.count(sum(part.nbytes for part in recent))
+        self.recent_k, self.recent_v = (Buffer(part) for part in recent)
 
     @property
     def quantized(self) -> int:
@@ -187,10 +189,11 @@ class GroupCache:
             target[...] = array
 
     def release(self) -> None:
-        """Give the slabs back to the pool."""
+        """Give the slabs back to the pool; the cache must not be used any more."""
         for slab in self.slabs:
             self._pool.give(self.group, self.codec, slab)
         self.slabs.clear()
+        self._pool.count(-self.recent_k.host.nbytes - self.recent_v.host.nbytes)
 
 
 class Intake:

@@ -69,7 +69,7 @@ def export(store: Store, state: State) -> Iterator[bytes]:
     manifest = state.manifest
     if any(group.kind == "recurrent" for group in manifest.groups):
         raise ModelMismatchError("a state with recurrent layers has no mlx-lm form that amem writes", "export as amem")
-    if not manifest.cached or manifest.op == "evict":
+    if not manifest.cached:
         raise ConflictError(f"{state.ref} has no cache to export", "chat with it first, or export it as amem")
     tokens = store.tokens(manifest)
     cache = AgentCache(manifest.groups, manifest.codec, SlabPool())

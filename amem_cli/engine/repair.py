@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from amem_cli.engine import persist
-from amem_cli.engine.conversation import EVICTED, Conversation, Conversations
+from amem_cli.engine.conversation import Conversation, Conversations
 from amem_cli.engine.results import Progress, Watcher
 from kvstore.errors import DamageError
 from kvstore.manifest import FileRow, Manifest
@@ -43,7 +43,7 @@ def repair(store: Store, conversations: Conversations, ref: Ref, wait: float, wa
         state = store.resolve(ref)
         manifest, done = state.manifest, Repaired(state.digest, state.digest)
         agent = conversations.replay(state)
-        if manifest.op == EVICTED:
+        if manifest.evicted:
             return done
         if not _replay(agent, watcher):
             return replace(done, prefilled=agent.cached, complete=False)

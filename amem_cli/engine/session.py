@@ -7,8 +7,10 @@ token, and a turn costs one pass before its first token. What a turn needs is ch
 """
 
 import secrets
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from typing import Any
 from amem_cli.engine.conversation import Conversation, Conversations
 from amem_cli.engine.model import load
 from amem_cli.engine.registry import ModelEntry
+from amem_cli.engine.residents import Residents
 from amem_cli.engine.results import NOBODY, Generation, TurnResult, Watcher
 from amem_cli.engine.spec import describe
-from amem_cli.engine.steps import Steps, drive
+from amem_cli.engine.steps import Room, Steps, Work, drive
 from amem_cli.engine.transcript import Text, Transcript, transcript_of
 from amem_cli.engine.turn import Answer, Turn
 from kvstore.errors import ConflictError, UsageError
@@ -26,27 +29,37 @@ from kvstore.history import State
 from kvstore.manifest import Manifest, Sampling
 from kvstore.naming import Ref
 from kvstore.refs import AgentRef, Domain
-from kvstore.shapes import BLOCK_TOKENS, CODECS, DEFAULT_CODEC
+from kvstore.shapes import BLOCK_TOKENS, CODECS, DEFAULT_CODEC, Codec
 from kvstore.store import Store
 from kvstore.transaction import AgentHold, Transaction
 
 CHECKPOINT_TOKENS = 4 * BLOCK_TOKENS
 CHECKPOINT_SECONDS = 5.0
+TEMPLATE_TOKENS = 64  # more than any template puts around a turn
 
 
 class Engine:
     """A loaded model and a store. One thread calls it; it prints nothing."""
 
     def __init__(
-        self, store: Store, entry: ModelEntry, cache_dir: Path, checkpoint_seconds: float = CHECKPOINT_SECONDS
+        self,
+        store: Store,
+        entry: ModelEntry,
+        cache_dir: Path,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        memory: int | None = None,
     ) -> None:
-        """Load the model. Raises NotFoundError and ModelMismatchError."""
+        """Load the model. `memory`: bytes that agents' caches may take together; None keeps one agent between turns.
+
+        Raises NotFoundError and ModelMismatchError.
+        """
         started = time.perf_counter()
         self._store = store
         self.model = load(entry, cache_dir)
-        self.conversations = Conversations(store, self.model, describe(self.model.model))
+        self.spec = describe(self.model.model)
+        self.conversations = Conversations(store, self.model, self.spec)
+        self.residents = Residents(self.conversations.pool, memory)
         self._checkpoint_seconds = checkpoint_seconds
-        self._resident: Conversation | None = None
         self._report = partial(Turn.result, model=self.model, load_ms=(time.perf_counter() - started) * 1000)
 
     def prefill(self, name: str, texts: Sequence[Text], **options: Any) -> TurnResult:
@@ -79,11 +92,11 @@ class Engine:
         `replace` is not set, ModelMismatchError, UsageError for an empty prompt or one beyond the model's context,
         and what the store raises.
         """
-        turn = Turn(name, watcher)
         wanted = transcript_of(self.model.prompt, system, texts)
         tokens = len(wanted.tokens)
         self._check_length(tokens)
-        with self._store.hold(name, wait) as hold:
+        with Turn(name, watcher) as turn, ExitStack() as stack:
+            hold = yield from _entered(stack, self._store.hold(name, wait))
             own = self._domain(hold.agent, domain)
             state = self._store.resolve(Ref(name)) if hold.agent else None
             if state:
@@ -92,14 +105,15 @@ class Engine:
                 if not replace and self._holds(state.manifest, wanted):
                     turn.reused = tokens = state.manifest.tokens
                     return self._report(turn, domain=own, manifest=state.digest, tokens=tokens, changed=False)
+            chosen = CODECS[codec] if codec else state.manifest.codec if state else CODECS[DEFAULT_CODEC]
+            turn.leave = yield Room(self.conversations.footprint(chosen, tokens))
             with self._store.transaction(own) as txn:
-                agent = yield from self._opened(turn, own, state, wanted, replace, codec, txn)
+                turn.agent = agent = yield from self._opened(turn, own, state, wanted, replace, chosen, txn)
                 turn.reused = agent.cached
                 _, stopped = yield from turn.feed(agent, logits=False, after_pass=self._checkpoints(agent, turn, hold))
                 digest = self.conversations.commit(agent, hold, txn, "prefill", complete=not stopped)
                 turn.count(txn)
-            agent.release()
-        return self._report(turn, domain=own, manifest=digest, tokens=tokens, complete=not stopped)
+            return self._report(turn, domain=own, manifest=digest, tokens=tokens, complete=not stopped)
 
     def extend_steps(
         self,
@@ -114,19 +128,23 @@ class Engine:
 
         Raises as `chat` does.
         """
-        turn = Turn(name, watcher)
-        with self._store.hold(name, wait) as hold:
-            agent = yield from self._resume(turn, self._store.resolve(Ref(name)), expect)
+        with Turn(name, watcher) as turn, ExitStack() as stack:
+            hold = yield from _entered(stack, self._store.hold(name, wait))
+            agent = yield from self._resume(turn, self._store.resolve(Ref(name)), expect, self._length(texts))
             for text in texts:
                 agent.transcript.add(self.model.prompt, text)
             tokens = len(agent.transcript.tokens)
             self._check_length(tokens)
             _, stopped = yield from turn.feed(agent, logits=False)
-            if stopped:
-                agent.release()
-                return self._report(turn, domain=agent.domain, tokens=tokens, changed=False)
-            digest = self._commit(turn, agent, hold, "extend")
-        return self._report(turn, domain=agent.domain, manifest=digest, tokens=tokens, recomputed=agent.recomputed)
+            digest = None if stopped else (yield from self._commit(turn, agent, hold, "extend"))
+            return self._report(
+                turn,
+                domain=agent.domain,
+                manifest=digest,
+                tokens=tokens,
+                changed=not stopped,
+                recomputed=agent.recomputed,
+            )
 
     def chat_steps(
         self,
@@ -145,24 +163,28 @@ class Engine:
         committed. Raises ConflictError where the head is not `expect` or its prefill has not finished,
         ModelMismatchError, UsageError, and what the store raises.
         """
-        turn = Turn(ref.agent, watcher)
         seed = secrets.randbits(32) if generation.seed is None else generation.seed
         sampling = Sampling(seed, generation.temp, generation.top_p)
-        if not save:
-            agent = yield from self._resume(turn, self._store.resolve(ref), expect)
-            answer = yield from self._say(turn, agent, texts, generation, sampling)
-            agent.release()
-            return self._answered(turn, agent, answer, sampling, None)
-        if not ref.is_head:
+        if save and not ref.is_head:
             raise UsageError(f"{ref} is not the head of {ref.agent}", f"`amem fork {ref} NEW`, or chat with --no-save")
-        with self._store.hold(ref.agent, wait) as hold:
-            agent = yield from self._resume(turn, self._store.resolve(ref), expect)
+        with Turn(ref.agent, watcher) as turn, ExitStack() as stack:
+            hold = (yield from _entered(stack, self._store.hold(ref.agent, wait))) if save else None
+            more = self._length(texts) + generation.max_tokens
+            agent = yield from self._resume(turn, self._store.resolve(ref), expect, more)
             answer = yield from self._say(turn, agent, texts, generation, sampling)
-            if not answer.tokens:
-                agent.release()
-                return self._answered(turn, agent, answer, sampling, None)
-            digest = self._commit(turn, agent, hold, "chat", answer.finish, sampling)
-        return self._answered(turn, agent, answer, sampling, digest)
+            digest = None
+            if hold is not None and answer.tokens:
+                digest = yield from self._commit(turn, agent, hold, "chat", answer.finish, sampling)
+            return self._report(
+                turn,
+                domain=agent.domain,
+                manifest=digest,
+                tokens=len(agent.transcript.tokens),
+                changed=digest is not None,
+                recomputed=agent.recomputed,
+                answer=answer,
+                sampling=sampling,
+            )
 
     def _opened(
         self,
@@ -171,12 +193,12 @@ class Engine:
         state: State | None,
         wanted: Transcript,
         replace: bool,
-        codec: str | None,
+        codec: Codec,
         txn: Transaction,
     ) -> Steps[Conversation]:
         """The agent to prefill: a new one, one whose prefill was cut short, or one whose text is replaced."""
         if state is None:
-            return (yield from self.conversations.begin(domain, CODECS[codec or DEFAULT_CODEC], wanted, txn))
+            return (yield from self.conversations.begin(domain, codec, wanted, txn))
         if not state.manifest.complete and self._store.tokens(state.manifest).tolist() == wanted.tokens:
             return (yield from self.conversations.resume(state))
         if not replace:
@@ -184,8 +206,7 @@ class Engine:
                 f"agent {turn.name} holds another text",
                 "choose another name, or --replace its text and keep what both have in common",
             )
-        chosen = CODECS[codec] if codec else state.manifest.codec
-        agent, turn.parted_at = yield from self.conversations.rewind(state, chosen, wanted, txn)
+        agent, turn.parted_at = yield from self.conversations.rewind(state, codec, wanted, txn)
         return agent
 
     def _checkpoints(self, agent: Conversation, turn: Turn, hold: AgentHold) -> Callable[[], None]:
@@ -218,20 +239,6 @@ class Engine:
             transcript.end_answer(prompt, answer.tokens, answer.tokens[-1] in prompt.stop_ids)
         return answer
 
-    def _answered(
-        self, turn: Turn, agent: Conversation, answer: Answer, sampling: Sampling, digest: str | None
-    ) -> TurnResult:
-        return self._report(
-            turn,
-            domain=agent.domain,
-            manifest=digest,
-            tokens=len(agent.transcript.tokens),
-            changed=digest is not None,
-            recomputed=agent.recomputed,
-            answer=answer,
-            sampling=sampling,
-        )
-
     def _commit(
         self,
         turn: Turn,
@@ -240,16 +247,23 @@ class Engine:
         op: str,
         stop: str | None = None,
         sampling: Sampling | None = None,
-    ) -> str:
+    ) -> Steps[str]:
         """Make the agent's state its head, and keep it in memory for its next turn."""
-        with self._store.transaction(agent.domain) as txn:
-            digest = self.conversations.commit(agent, hold, txn, op, stop=stop, sampling=sampling)
-            turn.count(txn)
-        self._resident = agent
+
+        def write() -> str:
+            with self._store.transaction(agent.domain) as txn:
+                digest = self.conversations.commit(agent, hold, txn, op, stop=stop, sampling=sampling)
+                turn.count(txn)
+            return digest
+
+        # blocks are written from the host's views; states are arrays of MLX, for its own thread only
+        digest: str = write() if agent.feeder.cache.states else (yield Work(write))
+        turn.hand_on()
+        self.residents.put(agent)
         return digest
 
-    def _resume(self, turn: Turn, state: State, expect: str | None) -> Steps[Conversation]:
-        """The agent at `state`: still in memory from the turn before, or out of the store.
+    def _resume(self, turn: Turn, state: State, expect: str | None, more: int) -> Steps[Conversation]:
+        """The agent at `state`, with room for `more` tokens: still in memory, or out of the store.
 
         Raises ConflictError where it is not what the caller expects, or its prefill has not finished.
         """
@@ -261,13 +275,19 @@ class Engine:
             raise ConflictError(
                 f"the prefill of {state.ref.agent} was cut short", "run the same `amem prefill` again to finish it"
             )
-        kept, self._resident = self._resident, None
-        if kept is None or kept.head != state.digest:
-            if kept is not None:
-                kept.release()
-            kept = yield from self.conversations.resume(state)
-        turn.before, turn.reused = state.digest, kept.cached
-        return kept
+        turn.before = state.digest
+        self.conversations.check_model(state)
+        most = min(state.manifest.tokens + more, self.model.context_length or sys.maxsize)
+        turn.agent = self.residents.take(state.agent.id, state.digest)
+        turn.leave = yield Room(self.conversations.footprint(state.manifest.codec, most))
+        if turn.agent is None:
+            turn.agent = yield from self.conversations.resume(state)
+        turn.reused = turn.agent.cached
+        return turn.agent
+
+    def _length(self, texts: Sequence[Text]) -> int:
+        """Tokens that texts may become, with what a template puts around them."""
+        return sum(len(self.model.prompt.encode(text.text)) + TEMPLATE_TOKENS for text in texts) + TEMPLATE_TOKENS
 
     def _holds(self, manifest: Manifest, wanted: Transcript) -> bool:
         """Whether a conversation begins with exactly this text, whatever was said since."""
@@ -292,3 +312,10 @@ class Engine:
                 f"the conversation would have {tokens} tokens, and the model's context ends at {limit}",
                 "give less text, or use a model with a longer context",
             )
+
+
+def _entered(stack: ExitStack, holding: AbstractContextManager[AgentHold]) -> Steps[AgentHold]:
+    """Wait for an agent without keeping others waiting; `stack` gives it back."""
+    hold: AgentHold = yield Work(holding.__enter__)
+    stack.push(holding.__exit__)
+    return hold

@@ -7,7 +7,7 @@ no NumPy type, so those parts are allocated as uint16 and seen by MLX through a 
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -15,7 +15,16 @@ import numpy.typing as npt
 
 from amem_cli.engine.codec import Quantized
 from amem_cli.engine.memory import zeros
-from kvstore.shapes import Codec, LayerGroup, Part, quantized_parts
+from kvstore.shapes import (
+    BLOCK_TOKENS,
+    GROUP_TOKENS,
+    Codec,
+    LayerGroup,
+    Part,
+    quantized_parts,
+    recent_parts,
+    state_parts,
+)
 
 SLAB_BYTES = 64 << 20
 MAX_BLOCKS = 16
@@ -62,6 +71,10 @@ class Slab:
         """The host's views of one block, a contiguous array for each part, in file order."""
         return [buffer.host[index] for buffer in self.buffers.values()]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.host.nbytes for buffer in self.buffers.values())
+
     def clear(self) -> None:
         """Wipe it, so that the next user of this memory cannot see what the last one held."""
         for buffer in self.buffers.values():
@@ -88,18 +101,56 @@ def ring_blocks(window: int, block: int = 256) -> int:
     return -(-(window - 1) // block) + 1
 
 
-@dataclass
 class SlabPool:
-    """Slabs that are not in use, by shape. Memory that was touched before is filled several times as fast."""
+    """All memory of agents' caches, and the slabs that are not in use, by shape.
 
-    _free: dict[tuple[LayerGroup, Codec], list[Slab]] = field(default_factory=lambda: defaultdict(list))
+    Memory that was touched before is filled several times as fast. With a `limit`, free slabs are given up before it
+    would be passed.
+    """
+
+    def __init__(self) -> None:
+        self.limit: int | None = None  # bytes
+        self.nbytes = 0  # of all buffers that there are, slabs not in use included
+        self._free: dict[tuple[LayerGroup, Codec], list[Slab]] = defaultdict(list)
 
     def take(self, group: LayerGroup, codec: Codec) -> Slab:
         """A slab of zeros for this layer group, pooled or new."""
         free = self._free[group, codec]
-        return free.pop() if free else Slab(group, codec, slab_blocks(group, codec))
+        if free:
+            return free.pop()
+        slab_bytes = slab_blocks(group, codec) * sum(part.nbytes for part in quantized_parts(group, codec))
+        self.count(slab_bytes)
+        return Slab(group, codec, slab_blocks(group, codec))
 
     def give(self, group: LayerGroup, codec: Codec, slab: Slab) -> None:
         """Put back a slab whose last reader is evaluated. It is wiped here: who takes it is in more of a hurry."""
         slab.clear()
         self._free[group, codec].append(slab)
+
+    def count(self, nbytes: int) -> None:
+        """Say that so many bytes are allocated, or given up where it is less than zero."""
+        if self.limit is not None and self.nbytes + nbytes > self.limit:
+            self._trim(self.nbytes + nbytes - self.limit)
+        self.nbytes += nbytes
+
+    def _trim(self, nbytes: int) -> None:
+        """Give up free slabs until so many bytes are free."""
+        for slabs in self._free.values():
+            while slabs and nbytes > 0:
+                freed = slabs.pop().nbytes
+                self.nbytes -= freed
+                nbytes -= freed
+        mx.clear_cache()
+
+
+def footprint(groups: Sequence[LayerGroup], codec: Codec, tokens: int) -> int:
+    """Bytes that a cache of `tokens` tokens takes in memory: whole slabs, recent tokens, states."""
+    total = 0
+    for group in groups:
+        block = sum(part.nbytes for part in quantized_parts(group, codec))
+        per_slab = slab_blocks(group, codec) if block else 1
+        blocks = -(-(tokens - tokens % GROUP_TOKENS) // BLOCK_TOKENS)
+        slabs = min(blocks, 1) if group.window is not None else -(-blocks // per_slab)
+        total += slabs * per_slab * block
+        total += sum(part.nbytes for part in (*recent_parts(group, GROUP_TOKENS), *state_parts(group)))
+    return total

@@ -2,11 +2,11 @@
 
 Nothing is known by model name. `make_cache` tells each layer's kind, a pass through those caches tells heads, dims
 and states, and a decode step through the real cache tells which layers compute on the keys themselves instead of
-handing them to attention. Graphs are built and never evaluated, so probing costs no arithmetic.
+handing them to attention. Graphs are built and never evaluated, so probing costs no arithmetic, and no weight is read.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +20,8 @@ from kvstore.errors import ModelMismatchError
 from kvstore.shapes import CODECS, DEFAULT_CODEC, Codec, Dtype, LayerGroup, Part
 
 _DTYPES: dict[mx.Dtype, Dtype] = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16"}
+# what a model's own code raises for what it is not made for
+_FAILED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class ModelCacheSpec:
 def describe(model: Module) -> ModelCacheSpec:
     """Find a model's layer groups.
 
-    Raises ModelMismatchError for a kind of cache that is not served, before anything is computed.
+    Raises ModelMismatchError for a kind of cache that is not served, or a model that does not run on this machine,
+    before anything is computed.
     """
     attention.install()
     caches = make_prompt_cache(model)
@@ -49,9 +52,27 @@ def describe(model: Module) -> ModelCacheSpec:
     leaves = [leaf for cache in caches for leaf in (cache.caches if isinstance(cache, CacheList) else [cache])]
     for leaf in leaves:
         _check_kind(leaf)
-    model(mx.array([[0, 0]]), cache=caches)
-    groups = _group([_look(leaf) for leaf in leaves])
-    return ModelCacheSpec(groups, _arrays_only(model, groups, lists), lists)
+    _pass(model, caches, 2)
+    looks = {place: look for place, leaf in enumerate(leaves) if (look := _look(leaf))}
+    states = {place: look for place, look in looks.items() if look.kind == "recurrent"}
+    if states:
+        _pass(model, caches, 3)
+        if states != {place: _look(leaves[place]) for place in states}:
+            raise ModelMismatchError("this model has a state that grows with the text, which amem does not serve")
+    groups = _group(looks)
+    arrays_only = _arrays_only(model, groups, lists)
+    return ModelCacheSpec(tuple(_latent(group, arrays_only) for group in groups), arrays_only, lists)
+
+
+def _pass(model: Any, caches: Sequence[Any], tokens: int) -> None:
+    """Build the graph of one pass. Raises ModelMismatchError where the model's own code cannot."""
+    try:
+        model(mx.zeros((1, tokens), dtype=mx.int32), cache=caches)
+    except _FAILED as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ModelMismatchError(
+            f"this model does not run here: {reason}", "mlx-lm alone does not run it on this machine either"
+        ) from error
 
 
 def _check_kind(cache: Any) -> None:
@@ -63,42 +84,61 @@ def _check_kind(cache: Any) -> None:
         )
 
 
-def _look(cache: Any) -> LayerGroup:
-    """A layer group of this one cache, which the probing pass has filled; its id and its place are still open."""
+def _look(cache: Any) -> LayerGroup | None:
+    """A layer group of this one cache, which the probing pass has filled; its id and its place are still open.
+
+    None for a cache that the model makes and does not use.
+    """
     if isinstance(cache, ArraysCache):
-        if any(array is None for array in cache.cache):
-            raise ModelMismatchError("this model has a recurrent layer that leaves a part of its state empty")
-        states = tuple(Part(f"state.{i}", _DTYPES[a.dtype], tuple(a.shape)) for i, a in enumerate(cache.cache))
-        return LayerGroup("", "recurrent", (), 0, 0, 0, states=states)
+        return LayerGroup("", "recurrent", (), 0, 0, 0, states=_states(cache))
     if cache.keys is None:
-        raise ModelMismatchError("this model has a layer that keeps no keys of its own, which amem does not serve yet")
+        return None
     window = cache.max_size if isinstance(cache, RotatingKVCache) else None
     dims = cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3]
     return LayerGroup("", "full" if window is None else "window", (), *dims, window)
 
 
-def _group(looks: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
+def _states(cache: ArraysCache) -> tuple[Part, ...]:
+    if any(array is None for array in cache.cache):
+        raise ModelMismatchError("this model has a recurrent layer that leaves a part of its state empty")
+    other = {str(array.dtype) for array in cache.cache if array.dtype not in _DTYPES}
+    if other:
+        raise ModelMismatchError(f"this model has a state of {', '.join(sorted(other))}, which amem does not serve")
+    return tuple(Part(f"state.{i}", _DTYPES[a.dtype], tuple(a.shape)) for i, a in enumerate(cache.cache))
+
+
+def _group(looks: dict[int, LayerGroup]) -> tuple[LayerGroup, ...]:
     """Caches that look alike, put together."""
     members: dict[LayerGroup, list[int]] = {}
-    for place, look in enumerate(looks):
+    for place, look in looks.items():
         members.setdefault(look, []).append(place)
     return tuple(
-        LayerGroup(f"{g.kind}-{n}", g.kind, tuple(places), g.kv_heads, g.key_dim, g.value_dim, g.window, g.states)
-        for n, (g, places) in enumerate(members.items())
+        replace(look, id=f"{look.kind}-{n}", layers=tuple(places)) for n, (look, places) in enumerate(members.items())
     )
 
 
-def _arrays_only(model: Module, groups: tuple[LayerGroup, ...], lists: Sequence[int | None]) -> frozenset[int]:
-    """Caches whose layers trip over a handle; each failed probe finds one more."""
-    found: set[int] = set()
+def _arrays_only(model: Any, groups: tuple[LayerGroup, ...], lists: Sequence[int | None]) -> frozenset[int]:
+    """Caches whose layers trip over a handle; each failed probe finds one more group of them."""
+    found: frozenset[int] = frozenset()
     while True:
-        cache = AgentCache(groups, CODECS[DEFAULT_CODEC], SlabPool(), frozenset(found), lists)
+        cache = AgentCache(groups, CODECS[DEFAULT_CODEC], SlabPool(), found, lists)
         try:
-            model(mx.array([[0]]), cache=cache.layers)
-        except (AttributeError, TypeError, ValueError):
+            model(mx.zeros((1, 1), dtype=mx.int32), cache=cache.layers)
+        except _FAILED:
             reached = [place for place, leaf in enumerate(cache.leaves) if isinstance(leaf, LayerCache) and leaf.offset]
-            if not reached or reached[-1] in found:
+            new = [place for place in reached if place not in found]
+            if not new:
                 raise
-            found.add(reached[-1])
+            found |= next(frozenset(group.layers) for group in groups if new[-1] in group.layers)
         else:
-            return frozenset(found)
+            return found
+
+
+def _latent(group: LayerGroup, arrays_only: frozenset[int]) -> LayerGroup:
+    """The group, marked where it keeps latents.
+
+    Multi-head latent attention as mlx-lm has it stores one head of latents, and beside them the smaller rotated part
+    of the keys, and computes on both.
+    """
+    computed = arrays_only.issuperset(group.layers)
+    return replace(group, latent=computed and group.kv_heads == 1 and 0 < group.value_dim < group.key_dim)

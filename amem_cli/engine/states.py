@@ -27,11 +27,21 @@ class StateCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays())
+        return sum(array.nbytes for array in self._arrays())
 
-    def arrays(self) -> list[mx.array]:
+    def _arrays(self) -> list[mx.array]:
         """All state arrays that there are; none before the first pass."""
         return [array for layer in self.layers for array in layer.cache if array is not None]
+
+    def gather(self) -> list[mx.array]:
+        """The states that this pass leaves, each whole and by itself. Nothing is evaluated yet.
+
+        What a model leaves is often cut out of a larger array: that would stay in memory, and would be laid out
+        otherwise than a state that comes from the store.
+        """
+        for layer in self.layers:
+            layer.cache = [mx.contiguous(array) for array in layer.cache]
+        return self._arrays()
 
     def tail(self) -> list[StateArray]:
         """Each state of all layers, [layers, *one layer's shape], in file order."""

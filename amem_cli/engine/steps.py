@@ -33,7 +33,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Room:
-    """Wait until the memory budget has room for an agent that will take `nbytes` at its largest."""
+    """Wait until the memory budget has room for an agent that will take `nbytes` at its largest.
+
+    The answer is what gives that room back, or None where nobody counts.
+    """
 
     nbytes: int
 

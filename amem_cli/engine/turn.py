@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 
 import mlx.core as mx
 
@@ -26,9 +27,14 @@ class Answer:
 
 
 class Turn:
-    """Whose turn it is, who watches it, and what it has cost so far."""
+    """Whose turn it is, who watches it, and what it has cost so far.
+
+    A context manager: leaving it gives back the agent's memory, unless the agent was handed on.
+    """
 
     def __init__(self, name: str, watcher: Watcher) -> None:
+        self.agent: Conversation | None = None
+        self.leave: Callable[[], None] | None = None  # gives back the room that was reserved
         self.name = name
         self.before: str | None = None
         self.reused = 0
@@ -39,6 +45,22 @@ class Turn:
         self._ttft_ms: float | None = None
         self._new_blocks = 0
         self._bytes_written = 0
+
+    def __enter__(self) -> "Turn":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.agent is not None:
+            self.agent.release()
+        self.hand_on()
+
+    def hand_on(self) -> Conversation | None:
+        """The agent, which is somebody else's from now on; its room is given back."""
+        agent, self.agent = self.agent, None
+        if self.leave is not None:
+            self.leave()
+            self.leave = None
+        return agent
 
     def count(self, txn: Transaction) -> None:
         """Add what a transaction wrote."""

@@ -54,6 +54,14 @@ def test_an_erasure_in_part_is_exit_3_and_says_who_holds_the_rest(amem: Amem, st
     assert read_certificates(json.dumps(result).encode())[0].remaining
 
 
+def test_what_a_later_ref_takes_has_not_stayed(amem: Amem, store: Store) -> None:
+    fork(store, Ref("a", back=1), "b")
+    done = amem("rm", "a", "b", "--erase", "--json")
+    assert (done.returncode, lines(done)[-1]["kept_objects"]) == (0, 0)
+    assert list(store.layout.domains.iterdir()) == []
+    assert len(lines(done)[-1]["certificates"]) == 2
+
+
 def test_rm_of_many_goes_on(amem: Amem, store: Store) -> None:
     for name in "bcd":
         put_state(store, name, range(300))

@@ -108,5 +108,20 @@ def test_sums(amem: Amem, store: Store, tmp_path: Path) -> None:
     assert amem("verify", "--deep", "--quick").returncode == 2
 
 
+def test_an_erasure_can_be_checked_again(amem: Amem, store: Store, tmp_path: Path) -> None:
+    kept = block(store, "b").read_bytes()
+    path = block(store, "b")
+    (tmp_path / "certificate").write_text(amem("rm", "b", "--erase").stdout)
+    done = amem("--json", "verify", "--erased", "certificate")
+    [result] = lines(done)
+    assert (done.returncode, result["findings"], result["checked"] > 0) == (0, 0, True)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(kept)
+    finding, result = lines(amem("--json", "verify", "--erased", "certificate"))
+    assert (finding["kind"], result["ok"]) == ("erased", False)
+    assert amem("verify", "--erased", "certificate").returncode == 8
+    assert amem("verify", "--erased", "nothing").returncode == 1
+
+
 def test_no_store_is_exit_10(amem: Amem) -> None:
     assert amem("verify").returncode == 10

@@ -1,7 +1,8 @@
-"""Runs of a model that are stopped, and runs that are not: `python -m tests.engine.resuming ROLE STORE MODEL OUT N...`
+"""Runs of models that are stopped, and runs that are not.
 
-`straight` feeds N tokens and goes on at once; `stop` feeds and commits them; `resume`, in a process of its own, takes
-them up from the store and goes on. OUT gets, for each N, a digest of the logits of every further pass.
+`python -m tests.engine.resuming ROLE ROOT OUT STEPS LENGTHS MODEL...`: `straight` feeds N tokens, for each N of the
+lengths, and goes on at once; `stop` feeds and commits them; `resume`, in a process of its own, takes them up from the
+store, a fork of the longest, too, and goes on. OUT gets a digest of the logits of every further pass.
 """
 
 import hashlib
@@ -18,27 +19,41 @@ from amem_cli.engine.registry import find
 from amem_cli.engine.spec import describe
 from amem_cli.engine.steps import drive
 from amem_cli.engine.transcript import Transcript
+from kvstore import lifecycle
 from kvstore.journal import Actor
 from kvstore.naming import Ref
 from kvstore.shapes import CODECS, DEFAULT_CODEC
 from kvstore.store import Store
 
-CHUNK, STEPS = 5, 70  # what follows: one short pass, then steps that fill a group of 64 and go beyond
+CHUNK = 5  # tokens of the first pass that follows; then come steps
+Digests = dict[str, list[str]]
 
 
-def main(role: str, root: Path, model: Path, out: Path, lengths: list[int]) -> None:
+def main(role: str, root: Path, out: Path, steps: int, lengths: list[int], models: list[Path]) -> None:
     store = Store.open_or_create(root, Actor.here("test", "0"))
-    loaded = load(find(store.layout, str(model)), root.parent / "cache")
+    digests: Digests = {}
+    for model in models:
+        digests |= run(role, store, model, steps, lengths)
+    out.write_text(json.dumps(digests))
+
+
+def run(role: str, store: Store, model: Path, steps: int, lengths: list[int]) -> Digests:
+    loaded = load(find(store.layout, str(model)), store.layout.root.parent / "cache")
     conversations = Conversations(store, loaded, describe(loaded.model))
-    vocabulary = int(loaded.config["vocab_size"])
-    tokens = np.random.default_rng(7).integers(3, vocabulary, max(lengths) + CHUNK + STEPS + 1).tolist()
-    digests: dict[int, list[str]] = {}
+    tokens = np.random.default_rng(7).integers(3, 300, max(lengths) + CHUNK + steps + 1).tolist()
+    digests: Digests = {}
     for length in lengths:
-        name = f"n{length}"
+        name = f"{model.name}-{length}"
         if role == "resume":
-            agent = drive(conversations.resume(store.resolve(Ref(name))))
-            assert agent.cached == length
-            digests[length] = go_on(agent, tokens)
+            names = [name]
+            if length == max(lengths):
+                names.append(f"{name}-fork")
+                lifecycle.fork(store, Ref(name), names[1])
+            for each in names:
+                agent = drive(conversations.resume(store.resolve(Ref(each))))
+                assert agent.cached == length
+                digests[each] = go_on(agent, tokens, steps)
+                agent.release()
             continue
         domain = store.create_domain()
         with store.transaction(domain) as txn:
@@ -46,24 +61,26 @@ def main(role: str, root: Path, model: Path, out: Path, lengths: list[int]) -> N
             for n in passes(0, length, logits=False):
                 agent.feeder.feed(agent.pending[:n])
             if role == "straight":
-                digests[length] = go_on(agent, tokens)
+                digests[name] = go_on(agent, tokens, steps)
             else:
                 with store.hold(name, 0) as hold:
                     conversations.commit(agent, hold, txn, "prefill")
-    out.write_text(json.dumps(digests))
+        agent.release()
+    return digests
 
 
-def go_on(agent: Conversation, tokens: list[int]) -> list[str]:
+def go_on(agent: Conversation, tokens: list[int], steps: int) -> list[str]:
     """Feed what follows, and digest each pass's logits."""
     digests = []
-    for step in [*passes(agent.cached, CHUNK, logits=False), *[1] * STEPS]:
+    for step in [*passes(agent.cached, CHUNK, logits=False), *[1] * steps]:
         logits = agent.feeder.feed(tokens[agent.cached : agent.cached + step], logits=True)
         assert logits is not None
         values = np.array(logits)
-        assert np.isfinite(values).all() and values.std() > 0
+        assert not np.isnan(values).any() and np.ptp(values[np.isfinite(values)]) > 0
         digests.append(hashlib.sha256(values.tobytes()).hexdigest())
     return digests
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), [int(n) for n in sys.argv[5:]])
+    role, root, out, steps, lengths, *models = sys.argv[1:]
+    main(role, Path(root), Path(out), int(steps), [int(n) for n in lengths.split(",")], [Path(m) for m in models])

@@ -1,0 +1,73 @@
+"""Which agents are in memory: a budget in bytes that is never passed, whatever runs.
+
+An agent that runs has reserved what it will take at its largest. One that does not run may stay, so that its next
+turn needs no reading, and leaves when room is needed, the one that was used longest ago first: its committed state is
+on disk. Slabs that nobody uses any more go first of all.
+"""
+
+from collections import OrderedDict
+
+from amem_cli.engine.conversation import Conversation
+from amem_cli.engine.slab import SlabPool
+from kvstore.errors import NoSpaceError
+
+
+class Residents:
+    """The agents in memory. `budget` in bytes; None: without a limit, and only `keep` agents stay."""
+
+    def __init__(self, pool: SlabPool, budget: int | None = None, keep: int = 1) -> None:
+        self._pool = pool
+        self._budget = budget
+        self._keep = keep
+        self._idle: OrderedDict[str, Conversation] = OrderedDict()  # by agent id, longest unused first
+        self._reserved = 0
+        pool.limit = budget
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that agents may take: those reserved, and those of agents that do not run."""
+        return self._reserved + sum(agent.feeder.cache.nbytes for agent in self._idle.values())
+
+    def check(self, nbytes: int) -> None:
+        """Raises NoSpaceError where an agent of that size can never run."""
+        if self._budget is not None and nbytes > self._budget:
+            raise NoSpaceError(
+                f"this turn needs up to {nbytes:,} bytes of memory, and the budget is {self._budget:,}",
+                "raise --memory, or ask for fewer tokens",
+            )
+
+    def reserve(self, nbytes: int) -> bool:
+        """Reserve room for an agent that is about to run; False where those that run leave none.
+
+        Raises NoSpaceError as `check` does.
+        """
+        self.check(nbytes)
+        if self._budget is not None:
+            if self._reserved + nbytes > self._budget:
+                return False
+            while self.nbytes + nbytes > self._budget:
+                self._drop()
+        self._reserved += nbytes
+        return True
+
+    def give_back(self, nbytes: int) -> None:
+        """End a reservation."""
+        self._reserved -= nbytes
+
+    def put(self, agent: Conversation) -> None:
+        """Let an agent that has committed stay, as long as there is room."""
+        self._idle[agent.agent_id] = agent
+        while (len(self._idle) > self._keep) if self._budget is None else (self.nbytes > self._budget):
+            self._drop()
+
+    def take(self, agent_id: str, digest: str) -> Conversation | None:
+        """The agent at that state, if it is in memory; at another state it is dropped."""
+        agent = self._idle.pop(agent_id, None)
+        if agent is not None and agent.head != digest:
+            agent.release()
+            return None
+        return agent
+
+    def _drop(self) -> None:
+        _, agent = self._idle.popitem(last=False)
+        agent.release()
