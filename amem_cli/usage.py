@@ -9,7 +9,7 @@ from typing import NamedTuple
 from amem_cli.output import digest
 from kvstore.errors import DamageError
 from kvstore.journal import read_journal
-from kvstore.manifest import FileRow, Manifest, encode
+from kvstore.manifest import FileRow, Manifest
 from kvstore.refs import AgentRef
 from kvstore.shapes import LayerGroup, bytes_per_token, fp16_bytes_per_token
 from kvstore.store import Store
@@ -82,7 +82,8 @@ class Usage:
     def files_of(self, domain: str, digest: str) -> Files:
         """Every file that a state needs: its manifest, pages, blocks and tail."""
         manifest = self._store.manifest(domain, digest)
-        files = {(domain, digest): FileUse(len(encode(manifest)), is_block=False)}
+        size = self._store.layout.manifest(domain, digest).stat().st_size
+        files = {(domain, digest): FileUse(size, is_block=False)}
         for page in manifest.pages:
             files |= self._page(domain, page)
         files |= {(domain, row.sha256): FileUse(row.bytes, is_block=True) for row in manifest.window_blocks}

@@ -13,7 +13,7 @@ from kvstore.reader import Reader
 
 Severity = Literal["damage", "breach"]
 Kind = Literal[
-    "missing", "altered", "foreign", "ref", "domain", "journal", "boundary", "mode", "link", "owner", "index"
+    "missing", "altered", "foreign", "ref", "domain", "journal", "boundary", "mode", "link", "owner", "index", "erased"
 ]
 ISOLATION: frozenset[Kind] = frozenset({"boundary", "mode", "link", "owner", "index"})
 

@@ -117,8 +117,8 @@ def test_an_erasure_can_be_checked_again(amem: Amem, store: Store, tmp_path: Pat
     assert (done.returncode, result["findings"], result["checked"] > 0) == (0, 0, True)
     path.parent.mkdir(parents=True)
     path.write_bytes(kept)
-    finding, result = lines(amem("--json", "verify", "--erased", "certificate"))
-    assert (finding["kind"], result["ok"]) == ("erased", False)
+    *findings, result = lines(amem("--json", "verify", "--erased", "certificate"))
+    assert ({finding["kind"] for finding in findings}, result["ok"]) == ({"erased"}, False)
     assert amem("verify", "--erased", "certificate").returncode == 8
     assert amem("verify", "--erased", "nothing").returncode == 1
 
