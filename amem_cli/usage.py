@@ -1,9 +1,11 @@
-"""What the states of a store take on disk, and what they share with others."""
+"""What the states of a store take on disk, and what they share with others.
+
+Its values are named tuples: making dataclasses would be a twentieth of the time that `amem inspect` takes.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from amem_cli.output import digest
@@ -25,8 +27,7 @@ class FileUse(NamedTuple):
 Files = dict[tuple[str, str], FileUse]  # by domain id and SHA-256
 
 
-@dataclass(frozen=True)
-class AgentUsage:
+class AgentUsage(NamedTuple):
     """One agent as `inspect` tells it. Bytes are those of every file that its head needs, blocks or not."""
 
     name: str
@@ -148,8 +149,7 @@ def head_notes(store: Store) -> dict[str, str]:
     return notes
 
 
-@dataclass(frozen=True)
-class GroupUsage:
+class GroupUsage(NamedTuple):
     """The cached tokens of one layer group, in bytes as the codec keeps them and as float16 would."""
 
     id: str

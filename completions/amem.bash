@@ -66,7 +66,7 @@ _amem_offer() {
 _amem_value() {
     case "$1 $2" in
         'prefill --system' | 'prefill --wait' | 'chat --max-tokens' | 'chat --temp' | 'chat --top-p' | 'chat --seed' | 'chat --stop' | 'chat --expect' | 'chat --wait' | 'extend --phase' | 'extend --expect' | 'extend --wait' | 'snapshot --note' | 'restore --expect' | 'restore --wait' | 'restore --note' | 'fork --note' | 'log -n' | 'log --number' | 'log --since' | 'log --until' | 'rm --wait' | 'gc --max-bytes' | 'gc --older-than' | 'gc --keep-history' | 'verify --journal-head' | 'repair --wait' | 'import --wait' | 'demo --tokens') echo '' ;;
-        'prefill --system-file' | 'chat -f' | 'chat --file' | 'verify --sums' | 'export -o' | 'export --output' | 'import --tokens') echo files ;;
+        'prefill --system-file' | 'chat -f' | 'chat --file' | 'verify --erased' | 'verify --sums' | 'export -o' | 'export --output' | 'import --tokens') echo files ;;
         ' --store' | 'prefill --store' | 'chat --store' | 'extend --store' | 'snapshot --store' | 'restore --store' | 'fork --store' | 'inspect --store' | 'log --store' | 'diff --store' | 'rm --store' | 'gc --store' | 'verify --store' | 'repair --store' | 'export --store' | 'import --store' | 'model --store' | 'model add --adapter' | 'model add --store' | 'model ls --store' | 'model rm --store' | 'doctor --store' | 'demo --dir' | 'demo --store') echo folders ;;
         'prefill --domain' | 'inspect --domain' | 'rm --domain' | 'import --domain') echo 'names domains' ;;
         'prefill --model' | 'chat --model' | 'extend --model' | 'repair --model' | 'import --model') echo 'names models' ;;
@@ -106,7 +106,7 @@ _amem_options() {
         prefill) echo '--model --system --system-file --role --raw --domain --replace --codec --wait --store --json -q --quiet -v --verbose --no-color --help' ;;
         repair) echo '--model --wait --store --json -q --quiet -v --verbose --no-color --help' ;;
         snapshot | fork) echo '--note --store --json -q --quiet -v --verbose --no-color --help' ;;
-        verify) echo '--quick --deep --isolation --journal --journal-head --sums --store --json -q --quiet -v --verbose --no-color --help' ;;
+        verify) echo '--quick --deep --isolation --journal --journal-head --erased --sums --store --json -q --quiet -v --verbose --no-color --help' ;;
         extend) echo '--role --raw --phase --expect --wait --model --store --json -q --quiet -v --verbose --no-color --help' ;;
         model | 'model ls' | 'model rm' | doctor) echo '--store --json -q --quiet -v --verbose --no-color --help' ;;
         diff) echo '--text --store --json -q --quiet -v --verbose --no-color --help' ;;

@@ -23,6 +23,7 @@ ABOVE_ENGINE = (
     "inputs",
     "signals",
     "turns",
+    "units",
     "usage",
     "decoding",
     "graph",

@@ -1,6 +1,5 @@
 """`amem gc`: delete what nothing leads to any more; on request evict agents until the store is small enough."""
 
-import re
 from collections import defaultdict
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +8,8 @@ import typer
 
 from amem_cli.options import Call, command, new_app
 from amem_cli.output import digest, human_size
-from kvstore.errors import PartialError, UsageError
+from amem_cli.units import check_age, check_size, parse_age, parse_size
+from kvstore.errors import PartialError
 
 if TYPE_CHECKING:
     from kvstore.garbage import Handled
@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 
 app = new_app()
 
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
-_SIZES = {"": 1, "b": 1} | {
-    f"{letter}{unit}": base**power
-    for power, letter in enumerate("kmgtp", start=1)
-    for unit, base in (("", 1000), ("b", 1000), ("i", 1024), ("ib", 1024))
-}
-_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _WHY = {
     "history": "states before those that are kept",
     "evicted": "what evicted agents had",
@@ -34,34 +27,6 @@ _WHY = {
 }
 
 
-def _parse(text: str, units: dict[str, int], what: str, hint: str) -> float:
-    match = _NUMBER.fullmatch(text.strip())
-    if match is None or match[2].lower() not in units:
-        raise UsageError(f"{text!r} is not {what}", hint)
-    return float(match[1]) * units[match[2].lower()]
-
-
-def _size(text: str | None) -> str | None:
-    """Check a size while the command line is read. Raises UsageError."""
-    if text is not None:
-        _bytes(text)
-    return text
-
-
-def _age(text: str | None) -> str | None:
-    if text is not None:
-        _seconds(text)
-    return text
-
-
-def _bytes(text: str) -> int:
-    return int(_parse(text, _SIZES, "a size", "write bytes, or a number and its unit: 500M, 20G, 4GiB"))
-
-
-def _seconds(text: str) -> float:
-    return _parse(text, _AGES, "an age", "write a number and its unit: 45m, 12h, 30d, 2w")
-
-
 @command(app)
 def gc(
     call: Call,
@@ -69,12 +34,14 @@ def gc(
     max_bytes: Annotated[
         str | None,
         typer.Option(
-            "--max-bytes", metavar="SIZE", callback=_size, help="Evict the least recently used until it fits."
+            "--max-bytes", metavar="SIZE", callback=check_size, help="Evict the least recently used until it fits."
         ),
     ] = None,
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", metavar="AGE", callback=_age, help="Evict agents not used for so long: 12h, 30d."),
+        typer.Option(
+            "--older-than", metavar="AGE", callback=check_age, help="Evict agents not used for so long: 12h, 30d."
+        ),
     ] = None,
     keep_history: Annotated[
         int, typer.Option("--keep-history", metavar="N", min=0, help="Earlier states of each agent to keep.")
@@ -84,8 +51,8 @@ def gc(
     from kvstore.gc import Policy
     from kvstore.gc import gc as collect
 
-    limit = None if max_bytes is None else _bytes(max_bytes)
-    age = None if older_than is None else _seconds(older_than)
+    limit = None if max_bytes is None else parse_size(max_bytes)
+    age = None if older_than is None else parse_age(older_than)
     done = collect(call.open_store(), Policy(keep_history, limit, age), dry_run)
     for found in done.handled:
         _line(call, found)

@@ -62,7 +62,7 @@ def _list(call: Call, store: "Store", within: "Domain | None") -> None:
     usage = Usage(store, agents)
     usages = [usage.agent(agent) for agent in agents]
     for one in usages:
-        call.out.line("agent", **asdict(one))
+        call.out.line("agent", **one._asdict())
     where = f"domain {within.name or within.id}" if within else str(call.root)
     if usages:
         header = ("AGENT", "MODEL", "TOKENS", "SIZE", "OWN", "SNAPS", "UPDATED")
@@ -126,7 +126,7 @@ def _state(call: Call, store: "Store", state: "State", within: "Domain | None", 
     size, shared = sum(file.bytes for file in files.values()), usage.shared_bytes(files, state.agent)
     groups = [group_usage(state.manifest, group) for group in state.manifest.groups]
     values = {**_details(store, state, groups), "bytes": size, "own_bytes": size - shared, "shared_bytes": shared}
-    call.out.line("agent", **asdict(agent))
+    call.out.line("agent", **agent._asdict())
     _print_lines(call, _told(state, agent, values))
     _print_lines(call, _parts(values, groups))
     _print_lines(call, _ways_back(values))
@@ -181,7 +181,7 @@ def _details(store: "Store", state: "State", groups: list["GroupUsage"]) -> dict
         "codec": manifest.codec.name,
         "model": manifest.model.name,
         "model_parts": manifest.model.parts,
-        "groups": [asdict(group) for group in groups],
+        "groups": [group._asdict() for group in groups],
         "cache_bytes": sum(group.bytes for group in groups),
         "fp16_bytes": sum(group.fp16_bytes for group in groups),
         "snapshots": snapshots,

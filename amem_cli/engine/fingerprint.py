@@ -113,13 +113,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The content of config.json. Raises NotFoundError and ModelMismatchError."""
     if not (folder / "config.json").is_file():
         raise NotFoundError(f"no config.json in {folder}", "give a folder that holds an MLX or Hugging Face model")
-    return _read_json_object(folder / "config.json")
+    return read_json_object(folder / "config.json")
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """The content of tokenizer_config.json, empty where there is none. Raises ModelMismatchError."""
     path = folder / "tokenizer_config.json"
-    return _read_json_object(path) if path.is_file() else {}
+    return read_json_object(path) if path.is_file() else {}
 
 
 def chat_template(folder: Path) -> str | None:
@@ -128,7 +128,7 @@ def chat_template(folder: Path) -> str | None:
     if own.is_file():
         return _read_text(own)
     in_json = folder / "chat_template.json"
-    settings = _read_json_object(in_json) if in_json.is_file() else tokenizer_settings(folder)
+    settings = read_json_object(in_json) if in_json.is_file() else tokenizer_settings(folder)
     template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
@@ -184,7 +184,8 @@ def _read_text(path: Path) -> str:
         raise ModelMismatchError(f"{path} cannot be read as text", "fetch or convert the model again") from error
 
 
-def _read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds. Raises ModelMismatchError, for a file that cannot be read, too."""
     try:
         values = json.loads(_read_text(path))
     except ValueError as error:

@@ -1,0 +1,131 @@
+"""What agents of a model will take in memory, told from its `config.json` alone.
+
+The model's own class is built, and its weights stay numbers that MLX has been told of and never computes: what its
+cache is made of is found as it is for a model that runs, in a few megabytes, whatever the model's size.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.utils import _get_classes
+
+from amem_cli.engine.fingerprint import read_config, read_json_object
+from amem_cli.engine.registry import find
+from amem_cli.engine.slab import footprint
+from amem_cli.engine.sources import materialize
+from amem_cli.engine.spec import ModelCacheSpec, describe
+from kvstore.errors import ModelMismatchError, NotFoundError
+from kvstore.layout import Layout as StoreLayout
+from kvstore.shapes import CODECS, Codec, LayerGroup, bytes_per_token, fp16_bytes_per_token, state_parts
+
+PAPER_CODEC = "q4-token"
+_BROKEN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way to keep an agent's cache, the bytes that an agent takes in it, and how many agents fit."""
+
+    name: str
+    what: str
+    bytes: int
+    agents: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """How many agents of 8,192 tokens the paper says fit into 10.2 GB, in float16 and in its 4-bit layout."""
+
+    model: str
+    fp16: int
+    q4: int
+
+
+# by model type, hidden size, layers, and query heads
+_PUBLISHED: dict[tuple[Any, ...], Published] = {
+    ("gemma3_text", 3840, 48, 16): Published("Gemma 3 12B", 3, 12),
+    ("deepseek_v2", 2048, 27, 16): Published("DeepSeek-Coder-V2-Lite", 4, 16),
+    ("llama", 4096, 32, 32): Published("Llama 3.1 8B", 9, 35),
+}
+
+
+def config_of(layout: StoreLayout, text: str, cache: Path) -> dict[str, Any]:
+    """The config of the model that `text` names, or the one in the JSON file of that name. Nothing is fetched.
+
+    Raises NotFoundError, ModelMismatchError, and UsageError where no model was named.
+    """
+    if Path(text).suffix == ".json":
+        return read_json_object(Path(text).expanduser())
+    entry = find(layout, text)
+    return read_config(_local(entry.source) if entry.kind == "hub" else materialize(entry, cache))
+
+
+def _local(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise NotFoundError(f"{repository} is not on this machine", "give the path of its config.json") from error
+
+
+def describe_config(config: dict[str, Any]) -> ModelCacheSpec:
+    """The cache of the model that a config stands for. Raises ModelMismatchError where it is not served."""
+    return describe(_unloaded(config))
+
+
+def _unloaded(config: dict[str, Any]) -> Module:
+    """The model, none of its weights ever computed, in the type that it runs in on this machine."""
+    try:
+        model_class, args_class = _get_classes(config)
+        model: Module = model_class(args_class.from_dict(config))
+        model.set_dtype(_dtype(config))
+    except _BROKEN as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ModelMismatchError(f"mlx-lm has no model for this config: {reason}", "check its config.json") from error
+    return model
+
+
+def _dtype(config: dict[str, Any]) -> mx.Dtype:
+    text = config.get("text_config") or {}
+    named = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu  # where weights are cast to float32 as they are loaded
+    return mx.float32 if on_cpu else {"float16": mx.float16, "float32": mx.float32}.get(named, mx.bfloat16)
+
+
+def layouts(groups: Iterable[LayerGroup], codec: Codec, context: int, memory: int) -> list[Layout]:
+    """Agents of `context` tokens in `memory` bytes: in float16, in the paper's layout, and as amem keeps them."""
+    groups = tuple(groups)
+    paper = sum(paper_bytes_per_token(group) for group in groups)
+    sizes = [
+        ("float16", "all layers, the whole context", fp16_bytes(groups, context)),
+        ("4 bits", "the paper's layout: all layers, the whole context", round(paper * context) + _states(groups)),
+        ("amem", f"{codec.name}, what a cache really allocates", footprint(groups, codec, context)),
+    ]
+    return [Layout(name, what, size, memory // size if size else 0) for name, what, size in sizes]
+
+
+def fp16_bytes(groups: Iterable[LayerGroup], context: int) -> int:
+    """Bytes of a cache in float16 that keeps all of the context in every layer."""
+    groups = tuple(groups)
+    return sum(fp16_bytes_per_token(group) for group in groups) * context + _states(groups)
+
+
+def paper_bytes_per_token(group: LayerGroup) -> float:
+    """Bytes that a token takes in the paper's layout, which knows no windows."""
+    return bytes_per_token(replace(group, window=None), CODECS[PAPER_CODEC])
+
+
+def _states(groups: Iterable[LayerGroup]) -> int:
+    return sum(part.nbytes for group in groups for part in state_parts(group))
+
+
+def published(config: dict[str, Any]) -> Published | None:
+    """The paper's own figures, where the config is one of its three models'."""
+    text = {**config, **(config.get("text_config") or {})}
+    keys = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads")
+    return _PUBLISHED.get(tuple(text.get(key) for key in keys))
