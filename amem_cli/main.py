@@ -4,29 +4,25 @@ Only the module of the command that was asked for is imported: `amem --help` and
 transformers.
 """
 
-import errno
 import inspect
 import os
 import sys
 import traceback
-from datetime import UTC, datetime
 from importlib import import_module
 from keyword import iskeyword
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from platformdirs import user_log_path
 from typer._click.core import Command  # Typer has no public names for what it takes over from click
 from typer._click.exceptions import ClickException
 from typer._click.exceptions import UsageError as ClickUsageError
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from amem_cli import __version__, config, options, signals
+from amem_cli import __version__, config, failures, options, signals
 from amem_cli.output import Output
 from amem_cli.parsing import Group
-from kvstore.errors import AmemError, NoSpaceError, UsageError
+from kvstore.errors import UsageError
 
 # name → what `amem --help` says. A command's module is amem_cli.commands.NAME (`import_`, since `import` is a word of
 # Python), and has the Typer app `app`.
@@ -44,13 +40,13 @@ COMMANDS = {
     "gc": "Delete what nothing needs; evict agents to make room.",
     "verify": "Check every file, and say what is proven.",
     "repair": "Compute damaged blocks again.",
+    "batch": "Many agents' turns in one process, as lines of JSON.",
     "export": "Write an agent into one file.",
     "import": "Read an agent from a file.",
     "model": "Register models.",
     "doctor": "Check the machine and the store.",
     "demo": "A two-minute tour with a small model.",
 }
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 class _LazyGroup(Group):
@@ -127,11 +123,11 @@ def run() -> NoReturn:
 
 
 def _fail(caught: Exception, *, json: bool, verbose: bool) -> int:
-    error = _expected(caught)
+    error = failures.expected(caught)
     if error is None:
         if verbose:
             traceback.print_exception(caught)
-        error = AmemError(f"this is a bug: {type(caught).__name__}", f"the report is in {_log(caught)}")
+        error = failures.bug(caught, next((argument for argument in sys.argv[1:] if argument in COMMANDS), ""))
     try:
         Output(json=json).error(error)
     except BrokenPipeError:
@@ -139,41 +135,10 @@ def _fail(caught: Exception, *, json: bool, verbose: bool) -> int:
     return error.exit_code
 
 
-def _expected(caught: Exception) -> AmemError | None:
-    """The failure as a user is to read it, or None for a bug."""
-    if isinstance(caught, AmemError):
-        return caught
-    if isinstance(caught, MemoryError):
-        return NoSpaceError("there is not enough memory", "use a smaller model, or end other programs")
-    if isinstance(caught, OSError) and caught.strerror:
-        what = f"{caught.filename}: {caught.strerror}" if caught.filename else caught.strerror
-        if caught.errno in _NO_SPACE:
-            return NoSpaceError(what, "make room on that disk, and do it again")
-        return AmemError(what)
-    return None
-
-
 def _usage_error(error: ClickException) -> UsageError:
     ctx = error.ctx if isinstance(error, ClickUsageError) else None
     path = ctx.command_path if ctx else "amem"
     return UsageError(error.format_message().rstrip("."), f"`{path} --help` shows how it is used")
-
-
-def _log(caught: Exception) -> Path | str:
-    """Write where it happened into a file, and return its path. Messages and locals could hold a prompt: neither."""
-    from kvstore import files
-
-    folder = user_log_path("amem")
-    path = folder / f"bug-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.txt"
-    command = next((argument for argument in sys.argv[1:] if argument in COMMANDS), "")
-    report = [f"amem {command}: {type(caught).__qualname__}\n"]
-    report += traceback.format_tb(caught.__traceback__)
-    try:
-        files.make_dirs(folder)
-        files.write_new(path, ["".join(report).encode()])
-    except (OSError, AmemError):
-        return "no file, since none could be written; -v shows the traceback"
-    return path
 
 
 def _prepare_streams() -> None:

@@ -11,12 +11,13 @@ from amem_cli.output import human_size
 from amem_cli.units import check_size, parse_size
 
 if TYPE_CHECKING:
-    from amem_cli.engine.plan import GroupReport, Layout
-    from kvstore.shapes import LayerGroup
+    from amem_cli.engine.plan import GroupReport
 
 app = new_group("Register models, list and forget them; say how they are served, and how many agents fit.")
 
 _CONTEXTS = [1024 << doubled for doubled in range(8)]  # 1K to 128K tokens
+_GROUP_HEADER = ("LAYERS", "N", "HEADS x DIMS", "DECODE", "FLOAT16/TOKEN", "Q4/TOKEN")
+_SERVED = {"handle": "handle (on the codes)", "arrays": "arrays (dequantized)", "states": "states"}
 Source = Annotated[str, typer.Argument(metavar="MODEL", help="A model, or the path of a config.json.")]
 
 
@@ -61,7 +62,7 @@ def rm(call: Call, name: Annotated[str, typer.Argument(metavar="MODEL", help="Th
 
 @command(app)
 def check(call: Call, model: Source) -> None:
-    """Say how a model is served, and what an agent of it takes: from its config alone."""
+    """Say how a model is served, and what an agent of it takes. Its weights are not read."""
     import amem_cli.engine  # noqa: F401  (chooses the BLAS, before MLX is loaded)
     from amem_cli.engine import plan
     from kvstore.shapes import CODECS, DEFAULT_CODEC
@@ -69,15 +70,74 @@ def check(call: Call, model: Source) -> None:
     config = plan.config_of(call.layout, model, call.cache_dir)
     spec, codec = plan.describe_config(config), CODECS[DEFAULT_CODEC]
     groups = plan.report(spec, codec)
-    kept = [plan.kept(spec.groups, codec, context) for context in _CONTEXTS]
+    sizes = [plan.kept(spec.groups, codec, context) for context in _CONTEXTS]
     for group in groups:
         call.out.line("group", **asdict(group))
-    for size in kept:
+    for size in sizes:
         call.out.line("context", **asdict(size))
-    _show_groups(call, groups)
-    call.out.print("")
-    rows = [(f"{size.tokens:,}", human_size(size.fp16_bytes), human_size(size.bytes)) for size in kept]
-    call.out.table(("TOKENS", "FLOAT16", codec.name.upper()), rows, right=range(3))
-    verdict = plan.verdict(groups)
-    fields = {"model_type": config["model_type"], "codec": codec.name, "served": True, "verdict": verdict}
-    call.out.result(call.command, verdict, **fields)
+    call.out.table(_GROUP_HEADER, [_group_row(group) for group in groups], right=(1, 2, 4, 5))
+    rows = [(f"{size.tokens:,}", human_size(size.fp16_bytes), human_size(size.bytes)) for size in sizes]
+    call.out.table(("TOKENS", "FLOAT16", codec.name), rows, right=range(3))
+    served = sorted({group.served for group in groups})
+    shown = f"served, in decode by {' and '.join(_SERVED[how] for how in served)}"
+    call.out.result(call.command, shown, model_type=config["model_type"], codec=codec.name, served=served)
+
+
+def _group_row(group: "GroupReport") -> tuple[str, ...]:
+    window = f" of {group.window}" if group.window else ""
+    dims = "" if group.served == "states" else f"{group.kv_heads} x {group.key_dim}/{group.value_dim}"
+    plain, coded = group.fp16_bytes_per_token, round(group.bytes_per_token)
+    if group.served == "states":
+        return group.id, str(group.layers), dims, group.served, human_size(group.state_bytes), "in all"
+    kind = f"{group.id}{window}{', latents' if group.latent else ''}"
+    return kind, str(group.layers), dims, group.served, f"{plain:,} B", f"{coded:,} B"
+
+
+@command(app)
+def plan(
+    call: Call,
+    model: Source,
+    memory: Annotated[
+        str,
+        typer.Option(
+            "--memory", metavar="SIZE", callback=check_size, help="Memory for caches: 10.2GiB. Weights aside."
+        ),
+    ],
+    context: Annotated[int, typer.Option("--context", metavar="N", min=1, help="Tokens of each agent.")] = 8192,
+    agents: Annotated[
+        int | None, typer.Option("--agents", metavar="N", min=1, help="Say whether so many fit; exit code 1 if not.")
+    ] = None,
+) -> None:
+    """Say how many agents fit into memory. The model's weights are not read."""
+    import amem_cli.engine  # noqa: F401  (chooses the BLAS, before MLX is loaded)
+    from amem_cli.engine import plan
+    from kvstore.shapes import CODECS, DEFAULT_CODEC
+
+    config = plan.config_of(call.layout, model, call.cache_dir)
+    spec, codec, room = plan.describe_config(config), CODECS[DEFAULT_CODEC], parse_size(memory)
+    layouts = plan.layouts(spec.groups, codec, context, room)
+    paper = plan.published(config) if context == plan.PUBLISHED_CONTEXT else None
+    for layout in layouts:
+        call.out.line("layout", **asdict(layout))
+    rows = [(layout.name, str(layout.agents), human_size(layout.bytes), layout.what) for layout in layouts]
+    call.out.table(("LAYOUT", "AGENTS", "EACH", "WHAT IS KEPT"), rows, right=(1, 2))
+    if paper:
+        call.out.say(f"the paper, for {paper.model} in 10.2 GB: {paper.fp16} in float16, {paper.q4} in 4 bits")
+    ours = layouts[-1]
+    fits = agents is None or agents <= ours.agents
+    if agents is not None:
+        need = f"{agents} agents of {context:,} tokens take {human_size(agents * ours.bytes)}"
+        call.out.say(f"{need}: {'they fit' if fits else 'too much'}")
+    call.out.result(
+        call.command,
+        ok=fits,
+        codec=codec.name,
+        memory=room,
+        context=context,
+        agents=ours.agents,
+        agent_bytes=ours.bytes,
+        wanted=agents,
+        paper=asdict(paper) if paper else None,
+    )
+    if not fits:
+        raise typer.Exit(1)

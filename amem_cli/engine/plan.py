@@ -23,7 +23,36 @@ from kvstore.layout import Layout as StoreLayout
 from kvstore.shapes import CODECS, Codec, LayerGroup, bytes_per_token, fp16_bytes_per_token, state_parts
 
 PAPER_CODEC = "q4-token"
+PUBLISHED_CONTEXT = 8192  # tokens of an agent in the paper's table
+# what a model file raises for a config that is not one of its own
 _BROKEN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """A layer group, how decode reads it (by handle, by arrays, as states), and the bytes of one token of it."""
+
+    id: str
+    kind: str
+    layers: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None
+    latent: bool
+    served: str
+    fp16_bytes_per_token: int
+    bytes_per_token: float
+    state_bytes: int  # of a recurrent group, whatever the length
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an agent of so many tokens takes in memory: in float16 with all of the context, and as amem keeps it."""
+
+    tokens: int
+    fp16_bytes: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -56,10 +85,13 @@ _PUBLISHED: dict[tuple[Any, ...], Published] = {
 def config_of(layout: StoreLayout, text: str, cache: Path) -> dict[str, Any]:
     """The config of the model that `text` names, or the one in the JSON file of that name. Nothing is fetched.
 
-    Raises NotFoundError, ModelMismatchError, and UsageError where no model was named.
+    Raises NotFoundError and ModelMismatchError.
     """
-    if Path(text).suffix == ".json":
-        return read_json_object(Path(text).expanduser())
+    path = Path(text).expanduser()
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise NotFoundError(f"no file {path}", "give a model, or the path of its config.json")
+        return read_json_object(path)
     entry = find(layout, text)
     return read_config(_local(entry.source) if entry.kind == "hub" else materialize(entry, cache))
 
@@ -91,10 +123,43 @@ def _unloaded(config: dict[str, Any]) -> Module:
 
 
 def _dtype(config: dict[str, Any]) -> mx.Dtype:
-    text = config.get("text_config") or {}
-    named = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
+    values = {**(config.get("text_config") or {}), **config}
+    named = str(values.get("dtype") or values.get("torch_dtype"))
     on_cpu = mx.default_device().type == mx.DeviceType.cpu  # where weights are cast to float32 as they are loaded
     return mx.float32 if on_cpu else {"float16": mx.float16, "float32": mx.float32}.get(named, mx.bfloat16)
+
+
+def report(spec: ModelCacheSpec, codec: Codec) -> list[GroupReport]:
+    """Each layer group of a model, and what it costs."""
+    return [
+        GroupReport(
+            id=group.id,
+            kind=group.kind,
+            layers=len(group.layers),
+            kv_heads=group.kv_heads,
+            key_dim=group.key_dim,
+            value_dim=group.value_dim,
+            window=group.window,
+            latent=group.latent,
+            served=_served(group, spec.arrays_only),
+            fp16_bytes_per_token=fp16_bytes_per_token(group),
+            bytes_per_token=bytes_per_token(group, codec),
+            state_bytes=_states([group]),
+        )
+        for group in spec.groups
+    ]
+
+
+def _served(group: LayerGroup, arrays_only: frozenset[int]) -> str:
+    if group.kind == "recurrent":
+        return "states"
+    return "arrays" if arrays_only.issuperset(group.layers) else "handle"
+
+
+def kept(groups: Iterable[LayerGroup], codec: Codec, tokens: int) -> Kept:
+    """What an agent of `tokens` tokens takes."""
+    groups = tuple(groups)
+    return Kept(tokens, fp16_bytes(groups, tokens), footprint(groups, codec, tokens))
 
 
 def layouts(groups: Iterable[LayerGroup], codec: Codec, context: int, memory: int) -> list[Layout]:

@@ -36,17 +36,21 @@ class Residents:
                 "raise --memory, or ask for fewer tokens",
             )
 
-    def reserve(self, nbytes: int) -> bool:
+    def reserve(self, nbytes: int, agent_id: str | None = None) -> bool:
         """Reserve room for an agent that is about to run; False where those that run leave none.
 
-        Raises NoSpaceError as `check` does.
+        It is taken, or dropped, right after: what it holds already is part of that room. Raises NoSpaceError as
+        `check` does.
         """
         self.check(nbytes)
         if self._budget is not None:
             if self._reserved + nbytes > self._budget:
                 return False
+            own = self._idle.pop(agent_id, None) if agent_id else None
             while self.nbytes + nbytes > self._budget:
                 self._drop()
+            if own is not None:
+                self._idle[own.agent_id] = own
         self._reserved += nbytes
         return True
 

@@ -17,34 +17,36 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from amem_cli.engine.batch import can_batch, decode_together
-from amem_cli.engine.results import TurnResult
 from amem_cli.engine.session import Engine
 from amem_cli.engine.steps import Pass, Room, Steps, Work
 
 IO_THREADS = 4
 
+T = TypeVar("T")
 
-class Ticket:
+
+class Ticket(Generic[T]):
     """A turn that was handed in. `future` ends with its result, or with what it raised."""
 
     def __init__(
         self,
         agent: str,
-        begin: "Callable[[Ticket], Steps[TurnResult]]",
+        begin: "Callable[[Ticket[T]], Steps[T]]",
         priority: int,
         timeout: float | None,
     ) -> None:
-        self.future: Future[TurnResult] = Future()
+        self.future: Future[T] = Future()
         self.agent = agent
         self.priority = priority
+        self.decoded = 0  # tokens of the answer that went through the model
         self._begin = begin
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._cancelled = False
 
-    def begin(self) -> Steps[TurnResult]:
+    def begin(self) -> Steps[T]:
         return self._begin(self)
 
     def cancel(self) -> None:
@@ -60,8 +62,8 @@ class Ticket:
 class _Task:
     """A turn under way, and the step that it waits for."""
 
-    ticket: Ticket
-    steps: Steps[TurnResult]
+    ticket: Ticket[Any]
+    steps: Steps[Any]
     order: int
     step: Pass | Work | Room | None = None
 
@@ -90,9 +92,10 @@ class Scheduler:
     figures: Figures = field(default_factory=Figures)
 
     def __post_init__(self) -> None:
-        self._incoming: SimpleQueue[Ticket] = SimpleQueue()
+        self._incoming: SimpleQueue[Ticket[Any]] = SimpleQueue()
         self._numbers = count()
-        self._behind: dict[str, deque[Ticket]] = {}  # by agent: turns that wait for its turn under way
+        self._behind: dict[str, deque[Ticket[Any]]] = {}  # by agent: turns that wait for its turn under way
+        self._next: deque[Ticket[Any]] = deque()  # the first of those, where that turn has ended
         self._tasks: list[_Task] = []
         self._prefills: deque[_Task] = deque()
         self._working: dict[Future[Any], _Task] = {}
@@ -103,10 +106,10 @@ class Scheduler:
     def submit(
         self,
         agent: str,
-        begin: Callable[[Ticket], Steps[TurnResult]],
+        begin: Callable[[Ticket[T]], Steps[T]],
         priority: int = 0,
         timeout: float | None = None,
-    ) -> Ticket:
+    ) -> Ticket[T]:
         """Hand in a turn of an agent, made by `begin` when its time comes. An agent's turns run in their order.
 
         Higher priorities are admitted first. `timeout` in seconds ends the turn as `Ticket.cancel` does.
@@ -123,18 +126,22 @@ class Scheduler:
             waker.set_result(None)
 
     def run(self, more: Callable[[], bool] = lambda: False) -> None:
-        """Drive turns until none is left, and `more` says that none will come."""
+        """Drive turns until none is left, and none will come: `more` says so. It is asked in every round, and may
+        submit."""
         with ThreadPoolExecutor(IO_THREADS) as self._io:
             while True:
+                expecting = more()
                 self._take_in()
                 self._collect()
                 self._admit()
                 decoded = self._decode()
-                if not self._prefill() and not decoded and not self._rest(more):
+                if not self._prefill() and not decoded and not self._rest(expecting):
                     return
 
     def _take_in(self) -> None:
         """Begin what was handed in. What a turn does before its first step is checking, and quick."""
+        while self._next:
+            self._begin(self._next.popleft())
         while True:
             try:
                 ticket = self._incoming.get_nowait()
@@ -146,7 +153,7 @@ class Scheduler:
                 self._behind[ticket.agent] = deque()
                 self._begin(ticket)
 
-    def _begin(self, ticket: Ticket) -> None:
+    def _begin(self, ticket: Ticket[Any]) -> None:
         task = _Task(ticket, ticket.begin(), next(self._numbers))
         self._tasks.append(task)
         self._advance(task, partial(next, task.steps))
@@ -170,8 +177,11 @@ class Scheduler:
     def _end(self, task: _Task) -> None:
         self._tasks.remove(task)
         task.step = None
-        for ticket in self._behind.pop(task.ticket.agent):  # the first of them begins, and the others queue up again
-            self._incoming.put(ticket)
+        behind = self._behind[task.ticket.agent]
+        if behind:
+            self._next.append(behind.popleft())
+        else:
+            del self._behind[task.ticket.agent]
 
     def _timed(self, run: Callable[[], Any]) -> tuple[Any, float]:
         begun = time.perf_counter()
@@ -190,22 +200,26 @@ class Scheduler:
                 self._advance(task, partial(task.steps.send, result))
 
     def _admit(self) -> None:
-        """Let turns in that fit: by priority, then by age. None overtakes one that is too large for now."""
-        waiting = [task for task in self._tasks if isinstance(task.step, Room)]
-        for task in sorted(waiting, key=lambda task: (-task.ticket.priority, task.order)):
-            room = task.step
-            assert isinstance(room, Room)
-            if task.ticket.should_stop():
-                self._advance(task, partial(task.steps.throw, CancelledError("cancelled before it began")))
-                continue
+        """Let turns in that fit: by priority, then by age. None overtakes one that is too large for now.
+
+        What can never run, or is to end, ends at once, whoever stands before it.
+        """
+        residents = self.engine.residents
+        for task, room in self._waiting_for_room():
             try:
-                admitted = self.engine.residents.reserve(room.nbytes)
+                if task.ticket.should_stop():
+                    raise CancelledError("stopped before it began")
+                residents.check(room.nbytes)
             except Exception as error:
                 self._advance(task, partial(task.steps.throw, error))
-                continue
-            if not admitted:
+        for task, room in self._waiting_for_room():
+            if not residents.reserve(room.nbytes, room.agent_id):
                 return
-            self._advance(task, partial(task.steps.send, partial(self.engine.residents.give_back, room.nbytes)))
+            self._advance(task, partial(task.steps.send, partial(residents.give_back, room.nbytes)))
+
+    def _waiting_for_room(self) -> list[tuple[_Task, Room]]:
+        waiting = [(task, task.step) for task in self._tasks if isinstance(task.step, Room)]
+        return sorted(waiting, key=lambda each: (-each[0].ticket.priority, each[0].order))
 
     def _decode(self) -> bool:
         """One step for all agents that generate."""
@@ -221,6 +235,8 @@ class Scheduler:
         self._step_seconds = time.perf_counter() - begun
         self.figures.decode_steps += 1
         self.figures.decoded += len(tasks)
+        for task in tasks:
+            task.ticket.decoded += 1
         return True
 
     def _decode_rows(self, tasks: Sequence[_Task]) -> None:
@@ -255,9 +271,11 @@ class Scheduler:
         else:
             self._advance(task, partial(task.steps.send, logits))
 
-    def _rest(self, more: Callable[[], bool]) -> bool:
+    def _rest(self, expecting: bool) -> bool:
         """Wait for an I/O thread or a new turn. Returns False where neither will come."""
-        if not self._working and self._incoming.empty() and not self._tasks and not more():
+        if self._next:
+            return True
+        if not self._working and self._incoming.empty() and not self._tasks and not expecting:
             return False
         begun = time.perf_counter()
         wait([*self._working, self._waker], timeout=0.05, return_when=FIRST_COMPLETED)

@@ -54,7 +54,7 @@ class Engine:
         Raises NotFoundError and ModelMismatchError.
         """
         started = time.perf_counter()
-        self._store = store
+        self.store = store
         self.model = load(entry, cache_dir)
         self.spec = describe(self.model.model)
         self.conversations = Conversations(store, self.model, self.spec)
@@ -96,9 +96,9 @@ class Engine:
         tokens = len(wanted.tokens)
         self._check_length(tokens)
         with Turn(name, watcher) as turn, ExitStack() as stack:
-            hold = yield from _entered(stack, self._store.hold(name, wait))
+            hold = yield from _entered(stack, self.store.hold(name, wait))
             own = self._domain(hold.agent, domain)
-            state = self._store.resolve(Ref(name)) if hold.agent else None
+            state = self.store.resolve(Ref(name)) if hold.agent else None
             if state:
                 turn.before = state.digest
                 self.conversations.check_model(state)
@@ -107,7 +107,7 @@ class Engine:
                     return self._report(turn, domain=own, manifest=state.digest, tokens=tokens, changed=False)
             chosen = CODECS[codec] if codec else state.manifest.codec if state else CODECS[DEFAULT_CODEC]
             turn.leave = yield Room(self.conversations.footprint(chosen, tokens))
-            with self._store.transaction(own) as txn:
+            with self.store.transaction(own) as txn:
                 turn.agent = agent = yield from self._opened(turn, own, state, wanted, replace, chosen, txn)
                 turn.reused = agent.cached
                 _, stopped = yield from turn.feed(agent, logits=False, after_pass=self._checkpoints(agent, turn, hold))
@@ -129,8 +129,8 @@ class Engine:
         Raises as `chat` does.
         """
         with Turn(name, watcher) as turn, ExitStack() as stack:
-            hold = yield from _entered(stack, self._store.hold(name, wait))
-            agent = yield from self._resume(turn, self._store.resolve(Ref(name)), expect, self._length(texts))
+            hold = yield from _entered(stack, self.store.hold(name, wait))
+            agent = yield from self._resume(turn, self.store.resolve(Ref(name)), expect, self._length(texts))
             for text in texts:
                 agent.transcript.add(self.model.prompt, text)
             tokens = len(agent.transcript.tokens)
@@ -168,9 +168,9 @@ class Engine:
         if save and not ref.is_head:
             raise UsageError(f"{ref} is not the head of {ref.agent}", f"`amem fork {ref} NEW`, or chat with --no-save")
         with Turn(ref.agent, watcher) as turn, ExitStack() as stack:
-            hold = (yield from _entered(stack, self._store.hold(ref.agent, wait))) if save else None
+            hold = (yield from _entered(stack, self.store.hold(ref.agent, wait))) if save else None
             more = self._length(texts) + generation.max_tokens
-            agent = yield from self._resume(turn, self._store.resolve(ref), expect, more)
+            agent = yield from self._resume(turn, self.store.resolve(ref), expect, more)
             answer = yield from self._say(turn, agent, texts, generation, sampling)
             digest = None
             if hold is not None and answer.tokens:
@@ -199,7 +199,7 @@ class Engine:
         """The agent to prefill: a new one, one whose prefill was cut short, or one whose text is replaced."""
         if state is None:
             return (yield from self.conversations.begin(domain, codec, wanted, txn))
-        if not state.manifest.complete and self._store.tokens(state.manifest).tolist() == wanted.tokens:
+        if not state.manifest.complete and self.store.tokens(state.manifest).tolist() == wanted.tokens:
             return (yield from self.conversations.resume(state))
         if not replace:
             raise ConflictError(
@@ -217,7 +217,7 @@ class Engine:
             nonlocal last
             seconds, tokens = time.perf_counter() - last[0], agent.cached - last[1]
             if tokens >= CHECKPOINT_TOKENS and seconds >= self._checkpoint_seconds:
-                with self._store.transaction(agent.domain) as txn:
+                with self.store.transaction(agent.domain) as txn:
                     self.conversations.commit(agent, hold, txn, "prefill", complete=False)
                     turn.count(txn)
                 last = time.perf_counter(), agent.cached
@@ -251,7 +251,7 @@ class Engine:
         """Make the agent's state its head, and keep it in memory for its next turn."""
 
         def write() -> str:
-            with self._store.transaction(agent.domain) as txn:
+            with self.store.transaction(agent.domain) as txn:
                 digest = self.conversations.commit(agent, hold, txn, op, stop=stop, sampling=sampling)
                 turn.count(txn)
             return digest
@@ -278,8 +278,8 @@ class Engine:
         turn.before = state.digest
         self.conversations.check_model(state)
         most = min(state.manifest.tokens + more, self.model.context_length or sys.maxsize)
+        turn.leave = yield Room(self.conversations.footprint(state.manifest.codec, most), state.agent.id)
         turn.agent = self.residents.take(state.agent.id, state.digest)
-        turn.leave = yield Room(self.conversations.footprint(state.manifest.codec, most))
         if turn.agent is None:
             turn.agent = yield from self.conversations.resume(state)
         turn.reused = turn.agent.cached
@@ -294,13 +294,13 @@ class Engine:
         length = len(wanted.tokens)
         if not manifest.complete or all(turn.end != length for turn in manifest.turns):
             return False
-        return bool(self._store.tokens(manifest)[:length].tolist() == wanted.tokens)
+        return bool(self.store.tokens(manifest)[:length].tolist() == wanted.tokens)
 
     def _domain(self, agent: AgentRef | None, name: str | None) -> Domain:
         """The domain that the agent is in, or a new agent's: its own, unless one is named."""
         if agent is None:
-            return self._store.create_domain(name)
-        domain = self._store.domain(agent.domain)
+            return self.store.create_domain(name)
+        domain = self.store.domain(agent.domain)
         if name is not None and domain.name != name:
             raise ConflictError(f"agent {agent.name} is in another domain than {name}", "agents never change domains")
         return domain

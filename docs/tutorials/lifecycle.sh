@@ -2,15 +2,17 @@
 # lifecycle.sh [DIR]: three agents from their first text to their last byte. It leaves all that it makes in DIR.
 set -euo pipefail
 dir=${1:-$(mktemp -d)}
-export AMEM_STORE=$dir/store AMEM_MODEL=${AMEM_MODEL:-gemma-3-270m} AMEM_QUIET=1
+model=${AMEM_MODEL:-gemma-3-270m}
+unset AMEM_MODEL # an agent remembers its model: it is said once
+export AMEM_STORE=$dir/store AMEM_QUIET=1
 field() { jq -r "select(.type == \"result\") | $1"; }
 
-for n in $(seq 40); do
+for n in $(seq 24); do
   echo "Rule $n: berth $n takes one boat of up to $((n + 5)) metres, for $((3 * n)) crowns a day."
 done > "$dir/handbook.txt"
 for agent in clerk pilot diver; do
   echo "You are the $agent of the harbour." > "$dir/$agent.txt"
-  amem prefill "$agent" "$dir/handbook.txt" "$dir/$agent.txt" --domain harbour --json |
+  amem prefill "$agent" "$dir/handbook.txt" "$dir/$agent.txt" --model "$model" --domain harbour --json |
     field '"\(.agent): \(.tokens) tokens, \(.reused) of them reused"'
 done
 

@@ -35,6 +35,8 @@ MISSING: dict[str, tuple[tuple[str, ...], int, int]] = {
     "model add": (("name", "no-file.gguf"), 4, 4),
     "model ls": ((), 0, 0),
     "model rm": (("none",), 4, 4),
+    "model check": (("no-file.json",), 4, 4),
+    "model plan": (("no-file.json", "--memory", "1G"), 4, 4),
     "doctor": ((), 0, 0),
     "demo": (("--tokens", "0"), 2, 2),
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amem_cli.commands.gc import _bytes, _seconds
+from amem_cli.units import parse_age, parse_size
 from kvstore.errors import UsageError
 from kvstore.store import Store
 from tests.commands.conftest import Amem, lines
@@ -126,18 +126,18 @@ def test_a_foreign_file_is_told(amem: Amem, store: Store) -> None:
     [("0", 0), ("500", 500), ("20G", 20 * 10**9), ("1.5 GiB", 3 << 29), ("4ki", 4096), ("7MB", 7 * 10**6)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert _bytes(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize(("text", "age"), [("45m", 2700), ("12h", 43200), ("30d", 2_592_000), ("2w", 1_209_600)])
 def test_ages(text: str, age: int) -> None:
-    assert _seconds(text) == age
+    assert parse_age(text) == age
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1e3", "G", "3 X", "1_000", "١"])
 def test_no_sizes(amem: Amem, text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):
-        _bytes(text)
+        parse_size(text)
     if text:
         assert amem("gc", f"--max-bytes={text}").returncode == 2
 

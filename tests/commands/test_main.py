@@ -15,7 +15,8 @@ import typer
 from typer.main import get_command
 
 import amem_cli.commands
-from amem_cli.main import COMMANDS, _expected
+from amem_cli.failures import expected
+from amem_cli.main import COMMANDS
 from kvstore import errors
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, Amem, lines
@@ -86,13 +87,13 @@ def test_exit_codes_are_unique_and_documented() -> None:
     ],
 )
 def test_expected_failures_have_their_code(caught: Exception, code: int) -> None:
-    error = _expected(caught)
+    error = expected(caught)
     assert error is not None
     assert error.exit_code == code
 
 
 def test_a_bug_is_no_expected_failure() -> None:
-    assert _expected(KeyError("x")) is None
+    assert expected(KeyError("x")) is None
 
 
 @pytest.mark.parametrize(

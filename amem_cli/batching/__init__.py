@@ -1,0 +1,1 @@
+"""Many agents' turns in one process: request lines, the order in which they run, and what becomes of each."""

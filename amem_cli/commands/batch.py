@@ -1,0 +1,81 @@
+"""`amem batch`: many agents' turns in one process, NDJSON in and out, streaming both ways."""
+
+import os
+import sys
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from io import FileIO
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from amem_cli import signals
+from amem_cli.inputs import STDIN
+from amem_cli.options import Call, ModelName, command, new_app
+from amem_cli.output import Output
+from amem_cli.units import check_size, parse_size
+from kvstore.errors import AmemError, NotFoundError, PartialError, UsageError
+
+app = new_app()
+
+SHARE = 4  # of the machine's memory agents may take one part, unless --memory says otherwise
+
+
+@command(app)
+def batch(
+    call: Call,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Requests, one JSON object a line; - is standard input.")],
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory", metavar="SIZE", callback=check_size, help="Memory for agents; a quarter of all if left out."
+        ),
+    ] = None,
+    no_batch: Annotated[bool, typer.Option("--no-batch", help="Run agents' tokens one by one, not together.")] = False,
+    model: ModelName = None,
+) -> None:
+    """Run many agents' turns, and write one JSON object for each as soon as it is done."""
+    out = replace(call.out, json=True)
+    try:
+        with ExitStack() as stack:
+            descriptor = sys.stdin.fileno() if file == STDIN else stack.enter_context(_open(file)).fileno()
+            ok = _run(call, out, descriptor, model, parse_size(memory) if memory else _share(), not no_batch)
+    except AmemError as error:
+        out.error(error)
+        raise typer.Exit(error.exit_code) from error
+    if not ok:
+        raise typer.Exit(PartialError.exit_code)
+
+
+def _run(call: Call, out: Output, descriptor: int, model: str | None, memory: int, batched: bool) -> bool:
+    """Run what comes from the descriptor; tell the totals. Returns whether all is done."""
+    from amem_cli.batching.lines import Lines
+    from amem_cli.batching.runner import STATES, Batch
+    from amem_cli.batching.table import Table
+
+    typed = os.isatty(descriptor)
+    table = Table(call.out.color, shown=sys.stderr.isatty() and not (typed or call.out.quiet))
+    with signals.listening() as stop, closing(table):
+        totals = Batch(call, Lines(descriptor), stop, table, model=model, memory=memory, batched=batched).run()
+    ok = not stop() and totals["done"] == sum(totals[state] for state in STATES)
+    states = ", ".join(f"{totals[state]} {state}" for state in STATES if totals[state])
+    call.out.say(f"{states or 'nothing to do'}; {totals['generated']} tokens generated in {totals['seconds']:.2f} s")
+    out.result(call.command, ok=ok, **totals)
+    stop.finish()
+    return ok
+
+
+def _open(file: str) -> FileIO:
+    """The file, unbuffered. Raises NotFoundError, and UsageError for a folder."""
+    try:
+        return Path(file).open("rb", buffering=0)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"there is no file {file}") from error
+    except IsADirectoryError as error:
+        raise UsageError(f"{file} is a folder", "name a file in it, or - for standard input") from error
+
+
+def _share() -> int:
+    """Bytes for agents where none were said."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // SHARE

@@ -1,0 +1,148 @@
+"""`model check` and `model plan`: what agents of a model take, told from its config, equals what a model allocates."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from amem_cli.engine.plan import describe_config, layouts
+from amem_cli.engine.slab import SlabPool, footprint
+from amem_cli.engine.spec import describe
+from kvstore.errors import ModelMismatchError
+from kvstore.shapes import CODECS
+from tests import kinds
+from tests.commands.conftest import Amem, lines
+
+CONFIGS = Path(__file__).parents[1] / "fixtures" / "configs"
+BUDGET = int(10.2 * 2**30)  # bytes: the paper's 10.2 GB
+Q4 = CODECS["q4-channel"]
+
+# float16, the paper's layout, amem: agents of 8,192 tokens in the budget
+CAPACITY = {
+    "gemma-3-12b-it": (3, 12, 37),
+    "deepseek-coder-v2-lite": (4, 17, 16),
+    "llama-3.1-8b": (10, 36, 35),
+}
+PUBLISHED = {"gemma-3-12b-it": (3, 12), "deepseek-coder-v2-lite": (4, 16), "llama-3.1-8b": (9, 35)}
+
+
+@pytest.mark.parametrize("name", CAPACITY)
+def test_capacity_of_the_paper_s_models(name: str, amem: Amem) -> None:
+    done = amem("model", "plan", str(CONFIGS / f"{name}.json"), "--memory", "10.2GiB", "--json")
+    *rows, result = lines(done)
+    assert tuple(row["agents"] for row in rows) == CAPACITY[name]
+    assert (result["paper"]["fp16"], result["paper"]["q4"]) == PUBLISHED[name]
+    assert result["agents"] == CAPACITY[name][-1] and result["agent_bytes"] == rows[-1]["bytes"]
+
+
+def test_sizes_follow_from_the_shapes_by_hand() -> None:
+    """Gemma 3 12B: 48 layers of 8 heads, 256 wide; every sixth sees all, the others 1,024 tokens."""
+    groups = describe_config(json.loads((CONFIGS / "gemma-3-12b-it.json").read_text())).groups
+    element = 4.5 / 8  # bytes
+    full = 8 * 8 * 512 * 8192 * element
+    window = 40 * 8 * 512 * 5 * 256 * element  # a ring of five blocks
+    recent = 48 * 8 * 512 * 64 * 2
+    assert footprint(groups, Q4, 8192) == full + window + recent
+    plain, paper, _ = layouts(groups, Q4, 8192, BUDGET)
+    assert plain.bytes == 48 * 8 * 512 * 8192 * 2
+    assert paper.bytes == 48 * 8 * 512 * 8192 * element
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "gemma3_text", "deepseek_v2", "deepseek_v3", "qwen3_next", "gemma3n", "phi3"]
+)
+@pytest.mark.parametrize("tokens", [1, 64, 300, 1100])
+def test_a_plan_is_what_a_model_allocates(kind: str, tokens: int) -> None:
+    planned = describe_config(kinds.config_of(kind))
+    model = kinds.build(kind)
+    spec = describe(model)
+    assert planned == spec
+    cache = spec.new_cache(Q4, SlabPool())
+    while cache.offset < tokens:
+        length = min(tokens - cache.offset, 256)
+        mx.eval(model(mx.zeros((1, length), dtype=mx.int32), cache=cache.layers))
+        cache.settle(length)
+    assert cache.nbytes == footprint(planned.groups, Q4, tokens)
+
+
+def test_no_weight_is_computed() -> None:
+    """A model of 16 GB is described in a process that stays small."""
+    script = (
+        "import amem_cli.engine, json, pathlib, resource, sys\n"
+        "from amem_cli.engine.plan import describe_config\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "describe_config(json.loads(pathlib.Path(sys.argv[1]).read_text()))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    path = CONFIGS / "llama-3.1-8b.json"
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64 << 10  # KiB
+
+
+def test_check_says_how_a_model_is_served(amem: Amem, tmp_path: Path) -> None:
+    folder = kinds.write("recurrent_gemma", tmp_path / "model")
+    *rows, result = lines(amem("model", "check", str(folder), "--json"))
+    groups = [row for row in rows if row["type"] == "group"]
+    assert [(group["kind"], group["layers"], group["served"]) for group in groups] == [
+        ("recurrent", 2, "states"),
+        ("window", 2, "handle"),
+    ]
+    assert groups[0]["state_bytes"] == 2 * 4 * (3 * 256 + 256) and groups[1]["window"] == kinds.WINDOW
+    sizes = [row for row in rows if row["type"] == "context"]
+    assert [size["tokens"] for size in sizes] == [1024 << n for n in range(8)]
+    assert sizes[0]["bytes"] == sizes[-1]["bytes"], "a window and a state do not grow"
+    assert (result["model_type"], result["codec"], result["served"]) == (
+        "recurrent_gemma",
+        "q4-channel",
+        ["handle", "states"],
+    )
+
+
+def test_check_reads_well(amem: Amem) -> None:
+    done = amem("model", "check", str(CONFIGS / "gemma-3-12b-it.json"))
+    assert done.returncode == 0 and not done.stderr
+    assert "window-0 of 1024" in done.stdout and "8 x 256/256" in done.stdout and "131,072" in done.stdout
+    assert done.stdout.splitlines()[-1] == "served, in decode by handle (on the codes)"
+
+
+def test_a_number_of_agents_is_an_exit_code(amem: Amem) -> None:
+    path = str(CONFIGS / "llama-3.1-8b.json")
+    fits = amem("model", "plan", path, "--memory", "10.2GiB", "--agents", "35")
+    assert fits.returncode == 0 and "they fit" in fits.stderr
+    too_many = amem("model", "plan", path, "--memory", "10.2GiB", "--agents", "36", "--json")
+    assert (too_many.returncode, lines(too_many)[-1]["ok"]) == (1, False)
+
+
+@pytest.mark.parametrize("context", ["4096", "8192"])
+def test_the_paper_s_figures_stand_only_where_they_hold(amem: Amem, context: str, tmp_path: Path) -> None:
+    path = str(CONFIGS / "llama-3.1-8b.json")
+    result = lines(amem("model", "plan", path, "--memory", "10G", "--context", context, "--json"))[-1]
+    assert (result["paper"] is not None) == (context == "8192")
+    other = kinds.write("llama", tmp_path / "model")
+    assert lines(amem("model", "plan", str(other), "--memory", "10G", "--json"))[-1]["paper"] is None
+
+
+def test_what_is_not_served_is_refused(amem: Amem, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(kinds.config_of("deepseek_v41")))
+    for command in (("check",), ("plan", "--memory", "1G")):
+        done = amem("model", command[0], str(path), *command[1:], "--json")
+        assert (done.returncode, lines(done)[-1]["code"]) == (6, "model-mismatch")
+        assert "LayerCache" in lines(done)[-1]["message"]
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": "no_such_model"}, {"model_type": "qwen3"}, {"model_type": 3}])
+def test_a_config_that_is_none_is_told(config: dict[str, object]) -> None:
+    with pytest.raises(ModelMismatchError, match="no model for this config"):
+        describe_config(config)
+
+
+def test_bad_arguments(amem: Amem, tmp_path: Path) -> None:
+    path = str(CONFIGS / "llama-3.1-8b.json")
+    assert amem("model", "plan", path, "--memory", "much").returncode == 2
+    assert amem("model", "plan", path, "--memory", "1G", "--context", "0").returncode == 2
+    assert amem("model", "check", str(tmp_path / "none.json")).returncode == 4
+    assert amem("model", "check", "org/not-here").returncode == 4

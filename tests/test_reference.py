@@ -1,0 +1,103 @@
+"""The reference pages, held against what amem really writes: the format by a reader of its own, JSON by its keys."""
+
+import json
+import re
+import tarfile
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from amem_cli.engine import persist
+from amem_cli.engine.cache import AgentCache
+from amem_cli.engine.registry import ModelEntry
+from amem_cli.engine.session import Engine
+from amem_cli.engine.slab import SlabPool
+from amem_cli.engine.transcript import Text
+from kvstore import errors
+from kvstore.errors import AmemError
+from kvstore.journal import Actor
+from kvstore.naming import Ref
+from kvstore.store import Store
+from kvstore.transfer import exporting, write_file
+from tests.reading import State
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
+TEXT = "The cat sat on the mat and thought of the river that runs through the city. " * 27
+
+
+@pytest.fixture(
+    params=[("llama", "q4-channel"), ("llama", "q8-channel"), ("llama", "q4-token"), ("gemma3_text", "q4-channel")],
+    ids="-".join,
+)
+def store(request: pytest.FixtureRequest, tiny: Callable[[str], Path], tmp_path: Path) -> Store:
+    """A store with the agent `a`: full blocks, a tail with whole groups and recent tokens, and a token to come."""
+    kind, codec = request.param
+    made = Store.open_or_create(tmp_path / "store", Actor.here("test", "0"))
+    folder = tiny(kind)
+    engine = Engine(made, ModelEntry(kind, str(folder), "folder", folder), tmp_path / "cache")
+    turn = engine.prefill("a", [Text(TEXT)], codec=codec)
+    assert turn.tokens % 256 > 64 and turn.tokens % 64 > 1
+    return made
+
+
+def test_a_reader_written_from_the_page_reads_what_the_engine_computes_with(store: Store) -> None:
+    read = State(store.layout.root, "a")
+    manifest = store.resolve(Ref("a")).manifest
+    tokens = store.tokens(manifest)
+    assert read.tokens == tokens.tolist()
+    cache = AgentCache(manifest.groups, manifest.codec, SlabPool())
+    persist.load(store, manifest, cache, tokens).now()
+    for group, described in zip(cache.groups, read.manifest["groups"], strict=True):
+        keys, values = read.group(described)
+        if group.group.kind == "full":
+            assert keys.shape[2] == values.shape[2] == manifest.cached
+        for layer in range(len(group.group.layers)):
+            for array, own in zip(group.past(layer, mx.float32), (keys, values), strict=True):
+                engine = np.array(array)[0]
+                held = own[layer, :, -engine.shape[1] :]
+                np.testing.assert_allclose(held, engine, rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_say_what_the_page_says(store: Store) -> None:
+    read = State(store.layout.root, "a")
+    chains: dict[str, dict[int, str]] = {}
+    for row in read.rows:
+        metadata, parts = read.block(row)
+        assert (int(metadata["position"]), metadata["group"]) == (row["position"], row["group"])
+        assert parts["tokens"].tolist() == read.tokens[row["position"] : row["position"] + 256]
+        assert read.prefix_key(row, metadata["parent_key"]) == metadata["prefix_key"] == row["prefix_key"]
+        chains.setdefault(row["group"], {})[row["position"]] = row["prefix_key"]
+        before = chains[row["group"]].get(row["position"] - 256)
+        assert metadata["parent_key"] == before or before is None
+    for group in read.manifest["groups"]:
+        first = 0 if group["window"] is None else max(0, read.manifest["cached"] - group["window"] + 1) // 256 * 256
+        assert sorted(chains.get(group["id"], [])) == list(range(first, read.manifest["cached"] // 256 * 256, 256))
+
+
+def test_an_archive_is_the_tar_that_the_page_describes(store: Store, tmp_path: Path) -> None:
+    with exporting(store, Ref("a")) as found:
+        write_file(tmp_path / "a.amem", found.pieces)
+    with tarfile.open(tmp_path / "a.amem") as archive:
+        first, *members = archive.getmembers()
+        listing = json.loads(archive.extractfile(first).read())  # type: ignore[union-attr]
+        held = {member.name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+    own = listing.pop("sha256")
+    canonical = json.dumps(listing, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    assert (first.name, own) == ("amem.json", sha256(canonical).hexdigest())
+    assert [(name, len(data)) for name, data in held.items()] == [(f["path"], f["bytes"]) for f in listing["files"]]
+    for name, data in held.items():
+        kind, _, file = name.partition("/")
+        at = store.layout.domain(listing["domain"]["id"]) / kind / file[:2] / file
+        assert data == at.read_bytes()
+
+
+def test_exit_codes_are_those_of_the_errors() -> None:
+    kinds = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, AmemError)]
+    page = (REFERENCE / "exit-codes.md").read_text("utf-8")
+    told = re.findall(r"^\| (\d+) \| `([a-z-]+)` \|", page, re.M)
+    assert {(int(number), code) for number, code in told} == {(kind.exit_code, kind.code) for kind in kinds}
