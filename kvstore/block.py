@@ -112,6 +112,7 @@ def check_buffers(parts: Sequence[Part], buffers: Sequence[Buffer]) -> None:
 
 def _slices(views: Sequence[Buffer]) -> Iterator[list[memoryview]]:
     """All bytes of `views` in order, in lists of views that hold SLICE bytes together."""
+    views = [view for view in views if memoryview(view).nbytes]  # an empty one cannot be cast
     batch: list[memoryview] = []
     room = SLICE
     if sum(memoryview(view).nbytes for view in views) <= SLICE:  # most blocks

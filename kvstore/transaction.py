@@ -15,7 +15,6 @@ from kvstore import refs
 from kvstore.block import BlockHeader, TailHeader, check_buffers, damaged, digest, encode_header
 from kvstore.errors import ConflictError, IsolationError, NotFoundError
 from kvstore.files import Buffer
-from kvstore.index import Index
 from kvstore.journal import Actor, Change, JournalWriter
 from kvstore.layout import Layout
 from kvstore.locks import Lock
@@ -50,6 +49,8 @@ class Transaction:
         self.block_bytes = 0
         self._layout = layout
         self._actor = actor
+        from kvstore.index import Index  # only writers need SQLite: commands that read start faster without it
+
         self._index = Index(layout)
         self._new_rows: list[BlockRow] = []
         self._page_rows: list[BlockRow] = []  # the blocks that the pages put here list

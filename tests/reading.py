@@ -48,7 +48,7 @@ class State:
         return hashlib.sha256(b"".join(len(field).to_bytes(8, "little") + field for field in fields)).hexdigest()
 
     def _file(self, kind: str, sha256: str, suffix: str) -> bytes:
-        data = (self._folder / kind / sha256[:2] / f"{sha256}.{suffix}").read_bytes()
+        data: bytes = (self._folder / kind / sha256[:2] / f"{sha256}.{suffix}").read_bytes()
         assert hashlib.sha256(data).hexdigest() == sha256
         return data
 

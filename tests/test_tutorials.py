@@ -117,8 +117,8 @@ def test_negotiation(tiny: Callable[[str], Path], tmp_path: Path) -> None:
 
 def fed_once(results: list[dict[str, Any]]) -> int:
     """Tokens of one agent that came into its cache: prefilled, fed while it answered, or found when it was made."""
-    prefilled = sum(result["prefilled"] for result in results)
-    answered = sum(result["generated"] - 1 for result in results if result["generated"])
+    prefilled: int = sum(result["prefilled"] for result in results)
+    answered: int = sum(result["generated"] - 1 for result in results if result["generated"])
     return prefilled + answered + int(results[0]["reused"])
 
 

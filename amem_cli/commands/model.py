@@ -114,8 +114,8 @@ def plan(
     from kvstore.shapes import CODECS, DEFAULT_CODEC
 
     config = plan.config_of(call.layout, model, call.cache_dir)
-    spec, codec, room = plan.describe_config(config), CODECS[DEFAULT_CODEC], parse_size(memory)
-    layouts = plan.layouts(spec.groups, codec, context, room)
+    codec, room = CODECS[DEFAULT_CODEC], parse_size(memory)
+    layouts = plan.layouts(config, codec, context, room)
     paper = plan.published(config) if context == plan.PUBLISHED_CONTEXT else None
     for layout in layouts:
         call.out.line("layout", **asdict(layout))

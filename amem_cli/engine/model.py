@@ -19,6 +19,7 @@ from mlx_lm.utils import dequantize_model, load_adapters, load_model
 from tokenizers import Tokenizer
 
 from amem_cli.engine.fingerprint import identify, read_config, weight_files
+from amem_cli.engine.latent import absorb
 from amem_cli.engine.prompt import PromptFormat, prompt_format
 from amem_cli.engine.registry import ModelEntry
 from amem_cli.engine.sources import load_tokenizer, materialize, memory, stop_ids
@@ -94,6 +95,7 @@ def _open(folder: Path, adapter: Path | None) -> tuple[Module, dict[str, Any]]:
 
 
 def _read(model: Module) -> Module:
+    absorb(model)
     for weight in _weights(model):
         mx.eval(weight)  # one by one: the types on disk and in memory are together there for one array only
     return model

@@ -4,7 +4,7 @@ The model's own class is built, and its weights stay numbers that MLX has been t
 cache is made of is found as it is for a model that runs, in a few megabytes, whatever the model's size.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.utils import _get_classes
 
 from amem_cli.engine.fingerprint import read_config, read_json_object
+from amem_cli.engine.latent import absorb
 from amem_cli.engine.registry import find
 from amem_cli.engine.slab import footprint
 from amem_cli.engine.sources import materialize
@@ -107,7 +108,14 @@ def _local(repository: str) -> Path:
 
 def describe_config(config: dict[str, Any]) -> ModelCacheSpec:
     """The cache of the model that a config stands for. Raises ModelMismatchError where it is not served."""
-    return describe(_unloaded(config))
+    model = _unloaded(config)
+    absorb(model)
+    return describe(model)
+
+
+def plain_groups(config: dict[str, Any]) -> tuple[LayerGroup, ...]:
+    """What mlx-lm's own caches hold, as the paper counts: latents may be expanded. Raises as `describe_config`."""
+    return describe(_unloaded(config)).groups
 
 
 def _unloaded(config: dict[str, Any]) -> Module:
@@ -156,27 +164,28 @@ def _served(group: LayerGroup, arrays_only: frozenset[int]) -> str:
     return "arrays" if arrays_only.issuperset(group.layers) else "handle"
 
 
-def kept(groups: Iterable[LayerGroup], codec: Codec, tokens: int) -> Kept:
+def kept(groups: Sequence[LayerGroup], codec: Codec, tokens: int) -> Kept:
     """What an agent of `tokens` tokens takes."""
-    groups = tuple(groups)
     return Kept(tokens, fp16_bytes(groups, tokens), footprint(groups, codec, tokens))
 
 
-def layouts(groups: Iterable[LayerGroup], codec: Codec, context: int, memory: int) -> list[Layout]:
-    """Agents of `context` tokens in `memory` bytes: in float16, in the paper's layout, and as amem keeps them."""
-    groups = tuple(groups)
-    paper = sum(paper_bytes_per_token(group) for group in groups)
+def layouts(config: dict[str, Any], codec: Codec, context: int, memory: int) -> list[Layout]:
+    """Agents of `context` tokens in `memory` bytes: in float16, in the paper's layout, and as amem keeps them.
+
+    Raises ModelMismatchError.
+    """
+    plain, groups = plain_groups(config), describe_config(config).groups
+    paper = sum(paper_bytes_per_token(group) for group in plain)
     sizes = [
-        ("float16", "all layers, the whole context", fp16_bytes(groups, context)),
-        ("4 bits", "the paper's layout: all layers, the whole context", round(paper * context) + _states(groups)),
+        ("float16", "all layers, the whole context", fp16_bytes(plain, context)),
+        ("4 bits", "the paper's layout: all layers, the whole context", round(paper * context) + _states(plain)),
         ("amem", f"{codec.name}, what a cache really allocates", footprint(groups, codec, context)),
     ]
     return [Layout(name, what, size, memory // size if size else 0) for name, what, size in sizes]
 
 
-def fp16_bytes(groups: Iterable[LayerGroup], context: int) -> int:
+def fp16_bytes(groups: Sequence[LayerGroup], context: int) -> int:
     """Bytes of a cache in float16 that keeps all of the context in every layer."""
-    groups = tuple(groups)
     return sum(fp16_bytes_per_token(group) for group in groups) * context + _states(groups)
 
 
@@ -185,7 +194,7 @@ def paper_bytes_per_token(group: LayerGroup) -> float:
     return bytes_per_token(replace(group, window=None), CODECS[PAPER_CODEC])
 
 
-def _states(groups: Iterable[LayerGroup]) -> int:
+def _states(groups: Sequence[LayerGroup]) -> int:
     return sum(part.nbytes for group in groups for part in state_parts(group))
 
 

@@ -26,6 +26,7 @@ from kvstore.naming import Ref
 from kvstore.shapes import CODECS, DEFAULT_CODEC
 from kvstore.store import Store
 from kvstore.verify import Checks, verify
+from tests.commands.tiny import make_tiny_model
 from tests.engine.places import SENTENCE, Place
 
 Tiny = Callable[[str], Path]
@@ -98,6 +99,12 @@ def turns(place: Place, model: Path, agents: float | None = None, batched: bool 
     return Turns(engine, batched)
 
 
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose answers never end by themselves."""
+    return make_tiny_model(tmp_path_factory.mktemp("endless"))
+
+
 def test_four_agents_say_together_what_they_say_alone(gemma: Path, place: Place) -> None:
     many = turns(place, gemma)
     openings = {
@@ -136,7 +143,7 @@ def play(
         many.prefill(f"a{n}", f"I am {n}. " + SENTENCE * (n + 1))
     for name, how, length in script:
         if how == "chat":
-            many.chat(name, SENTENCE[:length], length)
+            many.chat(name, SENTENCE[:length], min(length, 16))
         else:
             many.extend(name, SENTENCE[:length])
     return many.run(more)
@@ -187,10 +194,10 @@ def test_two_hundred_turns_keep_memory_flat(tiny: Tiny, place: Place) -> None:
 
 def test_nobody_is_lost_and_nobody_hears_another(tiny: Tiny, place: Place) -> None:
     """Sixteen agents, 64 turns, some of them cancelled; one has a damaged block, one a text that is too long."""
-    many, chance = turns(place, tiny("qwen3"), agents=5), random.Random(11)
+    many, chance = turns(place, tiny("qwen3"), agents=9), random.Random(11)
     canaries = {f"a{n}": "".join(chance.choices("bcdfghjkl", k=12)) for n in range(16)}
     for name, canary in canaries.items():
-        many.prefill(name, SENTENCE + canary + SENTENCE * 4)
+        many.prefill(name, SENTENCE + canary + SENTENCE * 20)
     many.run()
     block = next(place.store.layout.domain(place.state("a3").agent.domain).glob("blocks/*/*"))
     whole = block.read_bytes()
@@ -199,7 +206,7 @@ def test_nobody_is_lost_and_nobody_hears_another(tiny: Tiny, place: Place) -> No
 
     names = [f"a{n % 16}" for n in range(64)]
     tickets = [
-        many.extend(name, "x " * 40_000) if n == 21 else many.chat(name, f"{canaries[name]}?", chance.randint(1, 60))
+        many.extend(name, "x " * 40_000) if n == 21 else many.chat(name, f"{canaries[name]}?", chance.randint(1, 24))
         for n, name in enumerate(names)
     ]
     doomed = chance.sample(tickets, 12)
@@ -218,9 +225,10 @@ def test_nobody_is_lost_and_nobody_hears_another(tiny: Tiny, place: Place) -> No
     assert {type(error) for error in errors.values()} <= {DamageError, UsageError, CancelledError}
     assert isinstance(errors[21], UsageError)
     assert {names[n] for n, error in errors.items() if isinstance(error, DamageError)} == {"a3"}
-    assert len(errors) < 30
+    assert len(errors) < 20
 
     block.write_bytes(whole)
+    block.chmod(0o400)
     said = [(names[n], ticket.future.result().text or "") for n, ticket in enumerate(tickets) if n not in errors]
     report = verify(place.store, Checks("deep"))
     assert not report.findings
@@ -244,31 +252,29 @@ def block_texts(engine: Engine, store: Store, domain: str) -> list[str]:
     return [engine.model.prompt.decode(np.asarray(load_file(path)["tokens"]).reshape(-1).tolist()) for path in files]
 
 
-def test_a_long_prefill_lets_others_speak_after_each_pass(tiny: Tiny, place: Place) -> None:
-    many = turns(place, tiny("llama"))
+def test_a_long_prefill_lets_others_speak_after_each_pass(endless: Path, place: Place) -> None:
+    many = turns(place, endless)
     many.prefill("talker", SENTENCE)
     many.run()
-    figures = many.scheduler.figures
-    started = figures.prefill_passes
     passes: list[int] = []  # how many had run when each token came
 
     def note() -> bool:
-        passes.append(figures.prefill_passes - started)
+        if talker.decoded:  # its own text is read
+            passes.append(many.scheduler.figures.prefill_passes)
         return False
 
-    many.chat("talker", "Well?", 40, watcher=Watcher(should_stop=note))
+    talker = many.chat("talker", "Well?", 40, watcher=Watcher(should_stop=note))
     # a pass takes longer than any step here: of one that is quicker, as many may run as a step takes
     slow = Watcher(on_progress=lambda _: time.sleep(0.1))
-    ids = np.random.default_rng(1).integers(5, 250, 4096).tolist()
-    many.prefill("reader", many.engine.model.prompt.decode(ids) + SENTENCE * 100, watcher=slow)
+    many.prefill("reader", SENTENCE * (4200 // len(many.engine.model.prompt.encode(SENTENCE))), watcher=slow)
     results = many.run()
     between = [after - before for before, after in pairwise(passes)]
-    assert max(between) == 1 and sum(between) >= 16
+    assert max(between) == 1 and sum(between) > 10
     assert results[1].prefilled > 4096
 
 
-def test_who_is_wanted_more_is_let_in_first(tiny: Tiny, place: Place) -> None:
-    many = turns(place, tiny("llama"), agents=1.5)
+def test_who_is_wanted_more_is_let_in_first(endless: Path, place: Place) -> None:
+    many = turns(place, endless, agents=1.5)
     for name in ("first", "low", "high"):
         many.prefill(name, SENTENCE)
     many.run()
@@ -291,8 +297,8 @@ def test_who_is_wanted_more_is_let_in_first(tiny: Tiny, place: Place) -> None:
     assert done == ["first", "high", "low"]
 
 
-def test_a_turn_that_can_never_fit_is_refused_at_once(tiny: Tiny, place: Place) -> None:
-    many = turns(place, tiny("llama"), agents=1.5)
+def test_a_turn_that_can_never_fit_is_refused_at_once(endless: Path, place: Place) -> None:
+    many = turns(place, endless, agents=1.5)
     for name in ("first", "second", "third"):
         many.prefill(name, SENTENCE)
     many.run()
@@ -311,8 +317,8 @@ def test_a_turn_that_can_never_fit_is_refused_at_once(tiny: Tiny, place: Place) 
     assert [ticket.future.result().generated for ticket in (first, second)] == [100, 100]
 
 
-def test_a_turn_whose_time_is_over_commits_what_it_said(tiny: Tiny, place: Place) -> None:
-    many = turns(place, tiny("llama"), agents=1.5)
+def test_a_turn_whose_time_is_over_commits_what_it_said(endless: Path, place: Place) -> None:
+    many = turns(place, endless, agents=1.5)
     for name in ("talker", "waiter"):
         many.prefill(name, SENTENCE)
     before = {result.agent: result for result in many.run()}
@@ -327,8 +333,8 @@ def test_a_turn_whose_time_is_over_commits_what_it_said(tiny: Tiny, place: Place
     assert many.engine.residents.nbytes <= many.engine.conversations.pool.nbytes
 
 
-def test_an_agents_turns_run_in_their_order_whenever_they_come(tiny: Tiny, place: Place) -> None:
-    many = turns(place, tiny("llama"))
+def test_an_agents_turns_run_in_their_order_whenever_they_come(endless: Path, place: Place) -> None:
+    many = turns(place, endless)
     many.prefill("a", SENTENCE)
     many.run()
     first = many.chat("a", tokens=5)

@@ -192,11 +192,12 @@ def test_strangers_are_told_and_stay(store: Store, tmp_path: Path) -> None:
     (outside / ("0" * 64 + ".safetensors")).write_bytes(b"mine")
     domain = store.layout.domain(store.agent("a").domain)
     (domain / "notes.txt").write_text("mine")
-    (domain / "blocks" / "00").symlink_to(outside)
+    link = next(path for n in range(256) if not (path := domain / "blocks" / f"{n:02x}").exists())
+    link.symlink_to(outside)
     (store.layout.root / "readme").write_text("mine")
     result = collect(store, keep_history=0)
     foreign = {found.name for found in result.handled if found.reason == "foreign"}
-    assert foreign == {"readme", f"domains/{domain.name}/notes.txt", f"domains/{domain.name}/blocks/00"}
+    assert foreign == {"readme", f"domains/{domain.name}/notes.txt", f"domains/{domain.name}/blocks/{link.name}"}
     assert (outside / ("0" * 64 + ".safetensors")).read_bytes() == b"mine"
     assert (domain / "notes.txt").exists()
 

@@ -3,9 +3,9 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -332,34 +332,42 @@ def test_killed_at_every_mutation(name: str) -> None:
     assert count > 5
 
 
-def write_and_fork(root: Path, number: int) -> int:
-    """Fork the agent `seed` and write on, again and again. Returns how often."""
+ROUNDS = 12
+
+
+def write_and_fork(root: Path, number: int) -> None:
+    """Fork the agent `seed` and write on, again and again."""
     store = Store.open(root, ACTOR)
-    rounds = 0
-    end = time.monotonic() + 4
-    while time.monotonic() < end:
-        name = f"w{number}-{rounds}"
+    for done in range(ROUNDS):
+        name = f"w{number}-{done}"
         fork(store, Ref("seed"), name)
+        # it may be erased in between: what is written then is a new agent
         commit(store, name, range(600 + number))
-        rounds += 1
-    return rounds
+
+
+def erase_all_but_seed(store: Store) -> set[str]:
+    """The names of the agents that were there."""
+    erased = set()
+    for agent in store.agents():
+        if agent.name != "seed":
+            with suppress(NotFoundError):
+                remove(store, Ref(agent.name), wait=10, erase=True)
+                erased.add(agent.name)
+    return erased
 
 
 def test_erasures_beside_forks_and_writers(store: Store) -> None:
     commit(store, "seed", range(600))
     spawned = multiprocessing.get_context("forkserver")
+    erased: set[str] = set()
     with ProcessPoolExecutor(2, spawned) as pool:
         writers = [pool.submit(write_and_fork, store.layout.root, number) for number in range(2)]
-        erased = []
         while not all(writer.done() for writer in writers):
-            for agent in store.agents():
-                if agent.name != "seed":
-                    try:
-                        erased.append(remove(store, Ref(agent.name), wait=10, erase=True))
-                    except NotFoundError:
-                        continue
-        assert sum(writer.result(timeout=60) for writer in writers) > 4
-    assert len(erased) > 4
+            erased |= erase_all_but_seed(store)
+        for writer in writers:
+            writer.result(timeout=60)
+    erased |= erase_all_but_seed(store)
+    assert erased == {f"w{number}-{done}" for number in range(2) for done in range(ROUNDS)}
     held = picture(store.layout.root)
     assert held.pop("seed") == list(range(600))
     assert all(len(tokens) in (600, 601) for tokens in held.values())
