@@ -78,4 +78,4 @@ def tell(out: Output, turn: "TurnResult") -> None:
     parts.append(f"{turn.seconds:.2f} s")
     out.say(f"{turn.agent}: {'; '.join(parts)}")
     if turn.recomputed:
-        out.warn(f"the cache of {turn.agent} was computed again, and is not the same to the last bit")
+        out.say(f"{turn.agent}: its cache was computed again from its tokens, since it was made")

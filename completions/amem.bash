@@ -65,11 +65,11 @@ _amem_offer() {
 # What may follow the option $2 of the command $1; fails where it takes no value.
 _amem_value() {
     case "$1 $2" in
-        'prefill --system' | 'prefill --wait' | 'chat --max-tokens' | 'chat --temp' | 'chat --top-p' | 'chat --seed' | 'chat --stop' | 'chat --expect' | 'chat --wait' | 'extend --phase' | 'extend --expect' | 'extend --wait' | 'snapshot --note' | 'restore --expect' | 'restore --wait' | 'restore --note' | 'fork --note' | 'log -n' | 'log --number' | 'log --since' | 'log --until' | 'rm --wait' | 'gc --max-bytes' | 'gc --older-than' | 'gc --keep-history' | 'verify --journal-head' | 'repair --wait' | 'import --wait' | 'demo --tokens') echo '' ;;
+        'prefill --system' | 'prefill --wait' | 'chat --max-tokens' | 'chat --temp' | 'chat --top-p' | 'chat --seed' | 'chat --stop' | 'chat --expect' | 'chat --wait' | 'extend --phase' | 'extend --expect' | 'extend --wait' | 'snapshot --note' | 'restore --expect' | 'restore --wait' | 'restore --note' | 'fork --note' | 'log -n' | 'log --number' | 'log --since' | 'log --until' | 'rm --wait' | 'gc --max-bytes' | 'gc --older-than' | 'gc --keep-history' | 'verify --journal-head' | 'repair --wait' | 'batch --memory' | 'import --wait' | 'model plan --memory' | 'model plan --context' | 'model plan --agents' | 'demo --tokens') echo '' ;;
         'prefill --system-file' | 'chat -f' | 'chat --file' | 'verify --erased' | 'verify --sums' | 'export -o' | 'export --output' | 'import --tokens') echo files ;;
-        ' --store' | 'prefill --store' | 'chat --store' | 'extend --store' | 'snapshot --store' | 'restore --store' | 'fork --store' | 'inspect --store' | 'log --store' | 'diff --store' | 'rm --store' | 'gc --store' | 'verify --store' | 'repair --store' | 'export --store' | 'import --store' | 'model --store' | 'model add --adapter' | 'model add --store' | 'model ls --store' | 'model rm --store' | 'doctor --store' | 'demo --dir' | 'demo --store') echo folders ;;
+        ' --store' | 'prefill --store' | 'chat --store' | 'extend --store' | 'snapshot --store' | 'restore --store' | 'fork --store' | 'inspect --store' | 'log --store' | 'diff --store' | 'rm --store' | 'gc --store' | 'verify --store' | 'repair --store' | 'batch --store' | 'export --store' | 'import --store' | 'model --store' | 'model add --adapter' | 'model add --store' | 'model ls --store' | 'model rm --store' | 'model check --store' | 'model plan --store' | 'doctor --store' | 'demo --dir' | 'demo --store') echo folders ;;
         'prefill --domain' | 'inspect --domain' | 'rm --domain' | 'import --domain') echo 'names domains' ;;
-        'prefill --model' | 'chat --model' | 'extend --model' | 'repair --model' | 'import --model') echo 'names models' ;;
+        'prefill --model' | 'chat --model' | 'extend --model' | 'repair --model' | 'batch --model' | 'import --model') echo 'names models' ;;
         'export --format' | 'import --format') echo 'words amem mlx-lm' ;;
         'prefill --codec') echo 'words q4-channel q8-channel q4-token q8-token' ;;
         'prefill --role' | 'extend --role') echo 'words user assistant' ;;
@@ -81,12 +81,12 @@ _amem_value() {
 _amem_argument() {
     case "$1 $2" in
         'chat '1 | 'snapshot '1 | 'fork '1 | 'import '1 | 'model add '0) echo '' ;;
-        'import '0 | 'model add '1) echo files ;;
+        'batch '0 | 'import '0 | 'model add '1) echo files ;;
         'prefill '0 | 'extend '0 | 'log '0) echo 'names agents' ;;
-        'model rm '0) echo 'names models' ;;
+        'model rm '0 | 'model check '0 | 'model plan '0) echo 'names models' ;;
         'chat '0 | 'snapshot '0 | 'restore '0 | 'fork '0 | 'inspect '0 | 'diff '0 | 'diff '1 | 'repair '0 | 'export '0) echo 'names refs' ;;
-        'model '0) echo 'words add ls rm' ;;
-        ' '0) echo 'words prefill chat extend snapshot restore fork inspect log diff rm gc verify repair export import model doctor demo' ;;
+        'model '0) echo 'words add ls rm check plan' ;;
+        ' '0) echo 'words prefill chat extend snapshot restore fork inspect log diff rm gc verify repair batch export import model doctor demo' ;;
         'prefill '* | 'extend '*) echo files ;;
         'verify '*) echo 'names agents' ;;
         'rm '*) echo 'names refs' ;;
@@ -103,12 +103,14 @@ _amem_options() {
         inspect) echo '--domain --text --raw --store --json -q --quiet -v --verbose --no-color --help' ;;
         gc) echo '--dry-run --max-bytes --older-than --keep-history --store --json -q --quiet -v --verbose --no-color --help' ;;
         restore) echo '--expect --wait --note --store --json -q --quiet -v --verbose --no-color --help' ;;
+        'model plan') echo '--memory --context --agents --store --json -q --quiet -v --verbose --no-color --help' ;;
+        batch) echo '--memory --no-batch --model --store --json -q --quiet -v --verbose --no-color --help' ;;
         prefill) echo '--model --system --system-file --role --raw --domain --replace --codec --wait --store --json -q --quiet -v --verbose --no-color --help' ;;
         repair) echo '--model --wait --store --json -q --quiet -v --verbose --no-color --help' ;;
         snapshot | fork) echo '--note --store --json -q --quiet -v --verbose --no-color --help' ;;
         verify) echo '--quick --deep --isolation --journal --journal-head --erased --sums --store --json -q --quiet -v --verbose --no-color --help' ;;
         extend) echo '--role --raw --phase --expect --wait --model --store --json -q --quiet -v --verbose --no-color --help' ;;
-        model | 'model ls' | 'model rm' | doctor) echo '--store --json -q --quiet -v --verbose --no-color --help' ;;
+        model | 'model ls' | 'model rm' | 'model check' | doctor) echo '--store --json -q --quiet -v --verbose --no-color --help' ;;
         diff) echo '--text --store --json -q --quiet -v --verbose --no-color --help' ;;
         '') echo '--version --store --json -q --quiet -v --verbose --no-color --help' ;;
         chat) echo '-f --file --max-tokens --temp --top-p --seed --stop --no-save --expect --wait --model --store --json -q --quiet -v --verbose --no-color --help' ;;

@@ -75,6 +75,8 @@ def _halves(buffers: Sequence[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
     second: list[Buffer] = []
     room = sum(memoryview(buffer).nbytes for buffer in buffers) // 2
     for buffer in buffers:
+        if not memoryview(buffer).nbytes:  # an empty one cannot be cast
+            continue
         view = memoryview(buffer).cast("B")
         first.append(view[:room])
         second.append(view[room:])

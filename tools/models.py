@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from amem_cli.engine.latent import absorb
 from amem_cli.engine.plan import report
 from amem_cli.engine.spec import ModelCacheSpec, describe
 from kvstore.errors import ModelMismatchError
@@ -38,7 +39,9 @@ class Finding:
 def look(kind: str, folder: Path) -> Finding:
     """Build a model, and run it with a stop and without. Raises ValueError where the two differ."""
     try:
-        spec = describe(kinds.build(kind))
+        built = kinds.build(kind)
+        absorb(built)
+        spec = describe(built)
     except ModelMismatchError as error:
         return Finding(kind, "", "", error.message)
     model = kinds.write(kind, folder / kind)

@@ -2,8 +2,9 @@
 
 An agent's requests run in the order of their lines, a fork after the earlier ones of the agent that it is made from,
 and `after` and `text_of` make one wait for others, for later lines as well. What waits for a failure is skipped; for
-an earlier request of its agent it waits only to keep the order, whatever becomes of that. A circle fails whole as soon as its last line has come, and at the end of the file
-fails what still waits for an id that never came: so nothing waits for ever.
+an earlier request of its agent it waits only to keep the order, whatever becomes of that. A circle fails whole as
+soon as its last line has come, and at the end of the file fails what still waits for an id that never came: so
+nothing waits for ever.
 """
 
 from collections import defaultdict, deque

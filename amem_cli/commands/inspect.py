@@ -207,7 +207,7 @@ def _told(state: "State", usage: "AgentUsage", values: dict[str, Any]) -> Lines:
     if not values["complete"]:
         yield "", "cut short: prefill it again"
     if values["recomputed"]:
-        yield "", "computed again, and not the same to the last bit"
+        yield "", "computed again from its tokens since it was made"
     yield "turns", f"{values['turns']}, ended by {values['stop'] or 'nothing'}, {values['owed']} tokens owed"
     yield "cache", f"{human_size(values['cache_bytes'])} as {values['codec']}"
     yield "", f"{human_size(values['fp16_bytes'])} in float16"

@@ -39,7 +39,7 @@ class LatentAttention(Module):
         self.to_keys, self.to_values = mx.split(kv_b, [expanded.qk_nope_head_dim], axis=1)
         del expanded.kv_b_proj
 
-    def __call__(self, x: mx.array, mask: mx.array | str | None = None, cache: Any = None) -> mx.array:
+    def __call__(self, x: mx.array, mask: mx.array | str | None, cache: Any) -> mx.array:
         """Attention over x, [batch, tokens, width], and what the cache holds."""
         of = self.expanded
         tokens, offset = x.shape[1], cache.offset

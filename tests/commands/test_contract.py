@@ -30,6 +30,7 @@ MISSING: dict[str, tuple[tuple[str, ...], int, int]] = {
     "gc": ((), 0, 10),
     "verify": (("none",), 4, 10),
     "repair": (("none",), 4, 10),
+    "batch": (("no-file",), 4, 4),
     "export": (("none", "-o", "file"), 4, 10),
     "import": (("no-file",), 4, 4),
     "model add": (("name", "no-file.gguf"), 4, 4),

@@ -3,8 +3,10 @@
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
+from amem_cli.commands.demo import Figures
 from kvstore.store import Store
 from tests.commands.conftest import Amem, lines, put_state
 
@@ -38,6 +40,8 @@ WITHOUT_MODEL = {
 }
 WITH_MODEL = {
     "amem prefill AGENT": "prefill t text",
+    "amem model check MODEL": "model check folder",
+    "amem model plan MODEL": "model plan folder --memory 1GiB",
     "amem extend AGENT": "extend t text",
     "amem chat REF": "chat t hello --max-tokens 2",
     "amem repair REF": "repair t",
@@ -55,8 +59,9 @@ WITH_MODEL = {
 def told() -> dict[str, dict[str, list[str]]]:
     """What the page tells: for each command the fields of each type of line."""
     found: dict[str, dict[str, list[str]]] = {}
-    for command, kind, fields in _ROW.findall(PAGE.read_text("utf-8")):
-        found.setdefault(command, {})[kind] = ALWAYS.get(kind, ["type"]) + re.findall(r"`(\w+)`", fields)
+    for command, kind, named in _ROW.findall(PAGE.read_text("utf-8")):
+        assert kind not in found.get(command, {}), f"{command} has two rows"
+        found.setdefault(command, {})[kind] = ALWAYS.get(kind, ["type"]) + re.findall(r"`(\w+)`", named)
     return found
 
 
@@ -69,7 +74,8 @@ def seen(amem: Amem, arguments: str) -> dict[str, list[str]]:
 
 
 def test_the_page_tells_every_command() -> None:
-    assert set(told()) == WITHOUT_MODEL.keys() | WITH_MODEL.keys()
+    assert set(told()) == WITHOUT_MODEL.keys() | WITH_MODEL.keys() | {"amem demo"}
+    assert told()["amem demo"]["result"] == [*ALWAYS["result"], *(field.name for field in fields(Figures))]
 
 
 def test_commands_without_a_model(amem: Amem, store: Store, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from kvstore.errors import ModelMismatchError
 from kvstore.shapes import CODECS
 from tests import kinds
 from tests.commands.conftest import Amem, lines
+from tests.configs import WINDOW
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "configs"
 BUDGET = int(10.2 * 2**30)  # bytes: the paper's 10.2 GB
@@ -94,7 +95,7 @@ def test_check_says_how_a_model_is_served(amem: Amem, tmp_path: Path) -> None:
         ("recurrent", 2, "states"),
         ("window", 2, "handle"),
     ]
-    assert groups[0]["state_bytes"] == 2 * 4 * (3 * 256 + 256) and groups[1]["window"] == kinds.WINDOW
+    assert groups[0]["state_bytes"] == 2 * 4 * (3 * 256 + 256) and groups[1]["window"] == WINDOW
     sizes = [row for row in rows if row["type"] == "context"]
     assert [size["tokens"] for size in sizes] == [1024 << n for n in range(8)]
     assert sizes[0]["bytes"] == sizes[-1]["bytes"], "a window and a state do not grow"

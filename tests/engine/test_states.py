@@ -17,6 +17,8 @@ from amem_cli.engine.states import StateCache
 from amem_cli.engine.transcript import Text
 from kvstore import lifecycle
 from kvstore.errors import DamageError, ModelMismatchError
+from kvstore.evict import evict
+from kvstore.marks import read_root
 from kvstore.naming import Ref
 from kvstore.shapes import Dtype, LayerGroup, Part
 from tests import kinds
@@ -131,6 +133,19 @@ def test_repair_computes_states_again(kind: str, folder: Folder, place: Place) -
     done = repair(place.store, place.engine(folder(kind)).conversations, Ref("a"), 0, NOBODY)
     assert not done.recomputed and done.manifest == head.digest and tail.read_bytes() == before
     assert place.engine(folder(kind)).chat(Ref("a"), [Text("Well?")], SHORT, save=False).text == expected
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "falcon_h1"])
+def test_an_evicted_agent_computes_its_states_again(kind: str, folder: Folder, place: Place) -> None:
+    engine = place.engine(folder(kind))
+    for name in "ab":
+        engine.prefill(name, [Text(SENTENCE * 9)])
+        engine.chat(Ref(name), [Text("Well?")], SHORT)
+    root = read_root(place.store.layout, place.store.layout.agent_ref("a"))
+    assert root is not None and evict(place.store, root) and place.state("a").manifest.tail is None
+    back = place.engine(folder(kind)).chat(Ref("a"), [Text("And?")], SHORT)
+    other = engine.chat(Ref("b"), [Text("And?")], SHORT)
+    assert back.text == other.text and back.recomputed and back.prefilled == other.reused + other.prefilled
 
 
 def test_states_are_as_large_as_planned_and_do_not_grow(folder: Folder, place: Place) -> None:
