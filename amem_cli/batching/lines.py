@@ -17,6 +17,7 @@ class Lines:
         self._arrived = Event()
         self.wake: Callable[[], None] = self._arrived.set  # called when there is something to take
         self.ended = False
+        self.error: OSError | None = None  # what ended it
         Thread(target=self._read, daemon=True, name="lines").start()
 
     def wait(self, seconds: float) -> None:
@@ -25,16 +26,14 @@ class Lines:
         self._arrived.clear()
 
     def take(self) -> Iterator[bytes]:
-        """What is there. Sets `ended` at the end of the file; raises what reading it has raised."""
+        """What is there. Sets `ended` at the end of the file, and `error` where it cannot be read any further."""
         while True:
             try:
                 line = self._queue.get_nowait()
             except Empty:
                 return
-            if isinstance(line, OSError):
-                raise line
-            if line is None:
-                self.ended = True
+            if not isinstance(line, bytes):
+                self.ended, self.error = True, line
                 return
             yield line
 

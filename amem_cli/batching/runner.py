@@ -71,12 +71,17 @@ class Batch:
         self._totals: Counter[str] = Counter(dict.fromkeys((*STATES, *_SUMS), 0))
 
     def run(self) -> Fields:
-        """Run until the end of the file, or until a signal. Returns the totals."""
+        """Run until the end of the file, or until a signal. Returns the totals.
+
+        Where the file cannot be read any further, what came is run, and OSError is raised.
+        """
         begun = time.perf_counter()
         while self._scheduler is None and self._step():
             self._lines.wait(_POLL)
         if self._scheduler is not None:
             self._scheduler.run(self._step)
+        if self._lines.error is not None:
+            raise self._lines.error
         return {**self._totals, "seconds": time.perf_counter() - begun}
 
     def _step(self) -> bool:

@@ -10,16 +10,15 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors import safe_open
 
 from amem_cli.engine.registry import find
 from amem_cli.engine.results import NOBODY, Generation, TurnResult, Watcher
 from amem_cli.engine.scheduler import Scheduler, Ticket
 from amem_cli.engine.session import Engine
 from amem_cli.engine.slab import footprint
-from amem_cli.engine.steps import Steps
+from amem_cli.engine.steps import Pass, Room, Steps, Work
 from amem_cli.engine.transcript import Text
 from kvstore.errors import DamageError, NoSpaceError, UsageError
 from kvstore.naming import Ref
@@ -237,8 +236,11 @@ def test_nobody_is_lost_and_nobody_hears_another(tiny: Tiny, place: Place) -> No
         assert all(canary not in text for who, text in said if who != name)
         assert canary in tokens_text(many.engine, name)
         assert all(canary not in tokens_text(many.engine, other) for other in others)
+        own = block_texts(many.engine, place.store, place.state(name).agent.domain)
+        assert any(canary in text for text in own)
         domains = {place.state(other).agent.domain for other in others}
-        assert all(canary not in text for domain in domains for text in block_texts(many.engine, place.store, domain))
+        texts = [text for domain in domains for text in block_texts(many.engine, place.store, domain)]
+        assert len(texts) >= len(domains) and all(canary not in text for text in texts)
 
 
 def tokens_text(engine: Engine, name: str) -> str:
@@ -248,8 +250,11 @@ def tokens_text(engine: Engine, name: str) -> str:
 
 def block_texts(engine: Engine, store: Store, domain: str) -> list[str]:
     """What the blocks of a domain are about."""
-    files = store.layout.domain(domain).glob("blocks/*/*")
-    return [engine.model.prompt.decode(np.asarray(load_file(path)["tokens"]).reshape(-1).tolist()) for path in files]
+    texts = []
+    for path in store.layout.domain(domain).glob("blocks/*/*"):
+        with safe_open(path, "np") as file:
+            texts.append(engine.model.prompt.decode(file.get_tensor("tokens").reshape(-1).tolist()))
+    return texts
 
 
 def test_a_long_prefill_lets_others_speak_after_each_pass(endless: Path, place: Place) -> None:
@@ -317,6 +322,28 @@ def test_a_turn_that_can_never_fit_is_refused_at_once(endless: Path, place: Plac
     assert [ticket.future.result().generated for ticket in (first, second)] == [100, 100]
 
 
+def test_an_agent_that_waits_for_room_is_counted(endless: Path, place: Place) -> None:
+    """It stays in memory while it can, and belongs to the room that it is given."""
+    many = turns(place, endless, agents=1.5)
+    many.prefill("a", SENTENCE)
+    many.chat("a")
+    many.run()
+    residents, held = many.engine.residents, many.engine.residents.nbytes
+    assert held > 0
+    steps = many.engine.chat_steps(Ref("a"), [Text("Well?")], Generation(4))
+    step = next(steps)
+    while not isinstance(step, Room):
+        assert isinstance(step, Work)
+        step = steps.send(step.run())
+    assert residents.nbytes == held
+    assert residents.reserve(step.nbytes, step.agent_id)
+    step = steps.send(partial(residents.give_back, step.nbytes))
+    assert isinstance(step, Pass)  # nothing is read again
+    assert residents.nbytes < 2 * held
+    steps.close()
+    assert residents.nbytes == 0
+
+
 def test_a_turn_whose_time_is_over_commits_what_it_said(endless: Path, place: Place) -> None:
     many = turns(place, endless, agents=1.5)
     for name in ("talker", "waiter"):
@@ -340,12 +367,7 @@ def test_an_agents_turns_run_in_their_order_whenever_they_come(endless: Path, pl
     first = many.chat("a", tokens=5)
     many.chat("a", tokens=4)
     many.chat("a", tokens=3)
-
-    def one_more_as_the_first_ends() -> bool:
-        if first.future.done() and len(many.tickets) == 3:
-            many.chat("a", tokens=2)
-        return False
-
-    results = many.run(one_more_as_the_first_ends)
+    first.future.add_done_callback(lambda _: many.chat("a", tokens=2))  # before the second has begun
+    results = many.run()
     assert [result.generated for result in results] == [5, 4, 3, 2]
     assert [result.before for result in results[1:]] == [result.manifest for result in results[:-1]]
