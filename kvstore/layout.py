@@ -104,9 +104,6 @@ class Layout:
     def snapshot_ref(self, agent: str, snapshot: str) -> Path:
         return self.snapshot_folder(agent) / file_name(snapshot)
 
-    def model(self, fingerprint: str) -> Path:
-        return self.models / f"{fingerprint}.json"
-
     @property
     def model_names(self) -> Path:
         return self.models / "names"

@@ -47,8 +47,8 @@ def import_(
         if as_new:
             raise UsageError("a prompt cache always makes a new agent", "leave --as-new out")
         _import_mlx(call, file, name, domain, model, tokens, wait)
-    elif model or tokens:
-        raise UsageError("--model and --tokens are for prompt caches", "add --format mlx-lm, or leave them out")
+    elif tokens:
+        raise UsageError("--tokens is for prompt caches", "add --format mlx-lm, or leave it out")
     else:
         _import(call, file, name, domain, as_new, wait)
 
@@ -76,6 +76,8 @@ def _import_mlx(
         raise UsageError("a prompt cache cannot be read from standard input", "name the file")
     if not Path(file).is_file():
         raise NotFoundError(f"there is no file {file}", "check the path")
+    if Path(file).suffix != ".safetensors":
+        raise UsageError(f"mlx-lm reads no prompt cache of the name {file}", "let its name end with .safetensors")
     ids = None if tokens is None else _token_ids(tokens)
 
     from amem_cli.engine import promptcache, registry

@@ -88,7 +88,6 @@ def test_an_erased_agent_does_not_return(amem: Amem) -> None:
         ("export", "a", "--format", "zip"),
         ("export", "a", "--format", "mlx-lm", "--lineage", "-o", "x"),
         ("import", "x", "../b"),
-        ("import", "x", "--model", "m"),
         ("import", "x", "--format", "mlx-lm"),
         ("import", "x", "b", "--format", "mlx-lm"),
         ("import", "-", "b", "--format", "mlx-lm", "--model", "m"),
