@@ -277,7 +277,7 @@ def test_a_closed_output_ends_it_and_loses_nothing(
 def test_a_terminal_shows_a_table_and_lines_stay_whole(model: Path, environment: dict[str, str]) -> None:
     """Standard error is a terminal; standard output is a pipe, or that terminal as well."""
     path = Path(environment["HOME"], "turns.jsonl")
-    path.write_bytes(ndjson(prefill("talker"), chat("1", "talker", max_tokens=400), chat("2", "talker")))
+    path.write_bytes(ndjson(prefill("talker"), chat("1", "talker", max_tokens=200), chat("2", "talker")))
     command = [sys.executable, "-m", "amem_cli", "batch", str(path), "--model", str(model)]
     for shared in (False, True):
         leader, follower = pty.openpty()
