@@ -111,7 +111,7 @@ def bash(environment: dict[str, str], *words: str, replaced: str | None = None) 
 def test_bash_offers_what_may_stand_there(environment: dict[str, str]) -> None:
     assert bash(environment, "amem", "fo") == ["fork"]
     assert bash(environment, "amem", "--json", "mo") == ["model"]
-    assert bash(environment, "amem", "model", "") == ["add", "check", "ls", "plan", "rm"]
+    assert bash(environment, "amem", "model", "") == ["add", "ls", "rm", "check", "plan"]
     assert bash(environment, "amem", "chat", "pl") == ["planner", "plotter"]
     assert bash(environment, "amem", "chat", "--seed", "1", "-f", "x", "plo") == ["plotter"]
     assert bash(environment, "amem", "diff", "planner", "W") == ["Writer"]
