@@ -68,7 +68,7 @@ class Conversations:
     def begin(self, domain: Domain, codec: Codec, transcript: Transcript, txn: Transaction) -> Steps[Conversation]:
         """A new agent. It starts from the longest prefix that its domain holds already."""
         new = self._empty(new_id(), domain, codec, transcript)
-        yield from self._reuse(new, txn)
+        yield from self._reuse(new, *self._longest_prefix(new, txn))
         return new
 
     def resume(self, state: State) -> Steps[Conversation]:
@@ -80,12 +80,8 @@ class Conversations:
         if manifest.evicted:
             agent.recomputed = True
             return agent
-        tokens = np.array(agent.transcript.tokens, np.int32)
-        loading = persist.load(self._store, manifest, agent.feeder.cache, tokens)
-        yield Work(loading.read)
-        agent.rows = loading.finish()
-        agent.closed = persist.closed_pages(manifest, manifest.cached)
-        agent.feeder.feeds, agent.to_replay = manifest.feeds, ()
+        yield from self._load(agent, manifest, manifest.cached)
+        agent.to_replay = ()
         return agent
 
     def replay(self, state: State) -> Conversation:
@@ -109,18 +105,13 @@ class Conversations:
         self.check_model(state)
         agent = self._empty(state.manifest.agent, self._store.domain(state.manifest.domain), codec, transcript)
         self._go_on(agent, state)
-        tokens = np.array(transcript.tokens, np.int32)
         parted_at = common_prefix(self._store.tokens(state.manifest).tolist(), transcript.tokens)
         found = self._longest_state(state.manifest, codec, transcript.tokens, parted_at)
-        if found is None or self._longest_prefix(agent, txn)[0] > found[1]:
-            yield from self._reuse(agent, txn)
+        blocks, rows = self._longest_prefix(agent, txn)
+        if found is None or blocks * BLOCK_TOKENS > found[1]:
+            yield from self._reuse(agent, blocks, rows)
         else:
-            manifest, position = found
-            loading = persist.load(self._store, manifest, agent.feeder.cache, tokens, position)
-            yield Work(loading.read)
-            agent.rows = loading.finish()
-            agent.closed = persist.closed_pages(manifest, position)
-            agent.feeder.feeds = cut_feeds(manifest.feeds, position)
+            yield from self._load(agent, *found)
         return agent, parted_at
 
     def commit(
@@ -196,9 +187,17 @@ class Conversations:
         agent.previous = state.digest if state.manifest.complete else state.manifest.previous
         agent.recomputed = state.manifest.recomputed
 
-    def _reuse(self, agent: Conversation, txn: Transaction) -> Steps[None]:
-        """Start an empty cache from the longest prefix in the agent's domain."""
-        blocks, rows = self._longest_prefix(agent, txn)
+    def _load(self, agent: Conversation, manifest: Manifest, position: int) -> Steps[None]:
+        """Bring an empty cache to where a stored state was at `position`."""
+        tokens = np.array(agent.transcript.tokens, np.int32)
+        loading = persist.load(self._store, manifest, agent.feeder.cache, tokens, position)
+        yield Work(loading.read)
+        agent.rows = loading.finish()
+        agent.closed = persist.closed_pages(manifest, position)
+        agent.feeder.feeds = cut_feeds(manifest.feeds, position)
+
+    def _reuse(self, agent: Conversation, blocks: int, rows: persist.Rows) -> Steps[None]:
+        """Start an empty cache from the first `blocks` blocks, which its domain holds."""
         if blocks:
             tokens = np.array(agent.transcript.tokens, np.int32)
             yield Work(persist.load_blocks(self._store, agent.domain.id, rows.values(), agent.feeder.cache, tokens))

@@ -119,6 +119,15 @@ def test_replace_keeps_what_both_texts_have_in_common(kind: Kind, tiny: Tiny, pl
     assert answers[0] == answers[1]
 
 
+def test_replace_takes_the_domain_s_prefix_where_that_is_longer(tiny: Tiny, place: Place) -> None:
+    engine = place.engine(tiny("gemma3_text"), checkpoint_seconds=0.0)
+    engine.prefill("a", [Text(SENTENCE * 12)], domain="team")
+    engine.prefill("b", [Text(SENTENCE * 80)], domain="team")
+    own = place.state("a").manifest.cached
+    result = engine.prefill("a", [Text(SENTENCE * 80 + "More.")], replace=True)
+    assert result.reused >= 1024 > own
+
+
 def test_replace_goes_back_to_an_earlier_state_of_its_own(tiny: Tiny, place: Place) -> None:
     """A window layer cannot be cut anywhere, but at a state that was committed it can be taken up."""
     engine = place.engine(tiny("gemma3_text"))
