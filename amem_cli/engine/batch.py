@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from amem_cli.engine.cache import AgentCache, Handle, LayerCache, RowHandles, RowMasks
+from amem_cli.engine.cache import AgentCache, Handle, LayerCache, RowHandles, RowMasks, settle
 from amem_cli.engine.generate import Feeder
 from amem_cli.engine.slab import SlabPool
 from amem_cli.engine.spec import ModelCacheSpec
@@ -57,14 +57,6 @@ class BatchQuantizedKVCache:
         self.rows = rows
         self.layers = [_RowsLayer(leaves) for leaves in zip(*(row.leaves for row in rows), strict=True)]
 
-    def settle(self, *outputs: mx.array) -> None:
-        """Evaluate the step with `outputs` once, and let each row take in what is its own."""
-        intakes = [[group.gather() for group in row.groups] for row in self.rows]
-        mx.eval(*outputs, *(array for row in intakes for intake in row for array in intake.arrays()))
-        for row, taken in zip(self.rows, intakes, strict=True):
-            for group, intake in zip(row.groups, taken, strict=True):
-                group.take(intake)
-
     def forget(self) -> None:
         """Drop what a failed step has handed to the rows, as if it had not begun."""
         for row in self.rows:
@@ -78,7 +70,7 @@ def decode_together(model: Module, feeders: Sequence[Feeder], tokens: Sequence[i
         out = model(mx.array([[token] for token in tokens]), cache=batch.layers)
         logits = [out[i, -1].astype(mx.float32) for i in range(len(feeders))]
         del out
-        batch.settle(*logits)
+        settle(batch.rows, 1, *logits)
     except BaseException:
         batch.forget()
         raise

@@ -183,13 +183,7 @@ class AgentCache:
 
     def settle(self, tokens: int, *outputs: mx.array) -> None:
         """Evaluate the pass of `tokens` tokens that the model has just described, with `outputs`, and take it in."""
-        intakes = [group.gather() for group in self.groups]
-        states = [array for state in self.states for array in state.gather()]
-        mx.eval(*outputs, *states, *(array for intake in intakes for array in intake.arrays()))
-        for group, intake in zip(self.groups, intakes, strict=True):
-            group.take(intake)
-        for state in self.states:
-            state.offset += tokens
+        settle([self], tokens, *outputs)
 
     def forget(self) -> None:
         """Drop the keys and values of a pass that failed, as if it had not begun. States cannot be had back."""
@@ -200,6 +194,19 @@ class AgentCache:
         """Give all memory back; the cache must not be used any more."""
         for group in self.groups:
             group.release()
+
+
+def settle(caches: Sequence[AgentCache], tokens: int, *outputs: mx.array) -> None:
+    """Evaluate one pass of `tokens` tokens for each of `caches`, with `outputs`, and let each take in its own."""
+    groups = [group for cache in caches for group in cache.groups]
+    states = [state for cache in caches for state in cache.states]
+    intakes = [group.gather() for group in groups]
+    arrays = [array for state in states for array in state.gather()]
+    mx.eval(*outputs, *arrays, *(array for intake in intakes for array in intake.arrays()))
+    for group, intake in zip(groups, intakes, strict=True):
+        group.take(intake)
+    for state in states:
+        state.offset += tokens
 
 
 def _listed(leaves: Sequence[Any], lists: Sequence[int | None]) -> list[Any]:
