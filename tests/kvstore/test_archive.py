@@ -5,36 +5,17 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 
 from kvstore.archive import LISTING
 from kvstore.documents import dump
 from kvstore.errors import AmemError, DamageError, IsolationError, NoStoreError, UsageError
-from kvstore.journal import Actor
-from kvstore.lifecycle import snapshot
-from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.kvstore.archives import exported, files_below, imported, packed, unpacked
 from tests.kvstore.making import commit
 
 Change = Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]]
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Store:
-    return Store.open_or_create(tmp_path / "other", Actor.here("test", "0"))
-
-
-@pytest.fixture
-def agent(store: Store) -> Store:
-    """`a` with three states, of which the second is named `s`."""
-    commit(store, "a", range(600))
-    commit(store, "a", range(700))
-    snapshot(store, Ref("a"), "s", note="why")
-    commit(store, "a", range(1000))
-    return store
 
 
 def without_last(members: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:

@@ -12,8 +12,7 @@ import pytest
 from kvstore import files
 from kvstore.archive import LISTING
 from kvstore.errors import ConflictError, DamageError
-from kvstore.journal import Actor
-from kvstore.lifecycle import fork, restore, snapshot
+from kvstore.lifecycle import fork, restore
 from kvstore.naming import Ref, parse_ref
 from kvstore.removal import remove
 from kvstore.shapes import block_parts, tail_parts
@@ -22,21 +21,6 @@ from kvstore.transfer import import_agent
 from tests.kvstore.archives import exported, files_below, imported, packed, unpacked
 from tests.kvstore.making import ACTOR, buffers_for, commit, fast_folder, journal, picture, read_whole
 from tests.kvstore.scenarios import at_mutation
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Store:
-    return Store.open_or_create(tmp_path / "other", Actor.here("test", "0"))
-
-
-@pytest.fixture
-def agent(store: Store) -> Store:
-    """`a` with three states, of which the second is named `s`."""
-    commit(store, "a", range(600))
-    commit(store, "a", range(700))
-    snapshot(store, Ref("a"), "s", note="why")
-    commit(store, "a", range(1000))
-    return store
 
 
 def read_tokens(store: Store, ref: str) -> list[int]:
