@@ -259,7 +259,7 @@ def test_on_a_read_only_mount(full: Store, tmp_path: Path) -> None:
 def write(root: Path, number: int, until: float) -> int:
     store = Store.open_or_create(root, ACTOR)
     rounds = 0
-    while time.time() < until:
+    while not rounds or time.time() < until:  # a busy machine may start this process late
         name = f"w{number}"
         commit(store, name, [number, *range((rounds % 4 + 1) * 150)], wait=30)
         if rounds % 3 == 0:
@@ -287,11 +287,10 @@ def test_nothing_is_found_beside_four_writers_and_gc() -> None:
         with ProcessPoolExecutor(5, multiprocessing.get_context("forkserver")) as pool:
             running = [pool.submit(write, store.layout.root, number, until) for number in range(4)]
             running.append(pool.submit(collect, store.layout.root, until))
-            while time.time() < until:
+            while len(reports) <= 5 or time.time() < until:
                 reports += [verify(store, checks) for checks in (QUICK, DEEP)]
             assert all(one.result(timeout=60) for one in running)
         assert [report.findings for report in reports if report.findings] == []
-        assert len(reports) > 5
         assert found(store) == []
 
 
