@@ -13,7 +13,7 @@ from kvstore.errors import DamageError
 from kvstore.journal import read_journal
 from kvstore.manifest import FileRow, Manifest
 from kvstore.refs import AgentRef
-from kvstore.shapes import LayerGroup, bytes_per_token, fp16_bytes_per_token
+from kvstore.shapes import LayerGroup, bytes_per_token, fp16_bytes_per_token, refined_parts
 from kvstore.store import Store
 
 
@@ -166,6 +166,7 @@ class GroupUsage(NamedTuple):
 def group_usage(manifest: Manifest, group: LayerGroup) -> GroupUsage:
     """What one layer group's cache takes; a window holds only the tokens that it still reaches."""
     tokens = manifest.cached - group.first_needed(manifest.cached)
+    refined = refined_parts(group, manifest.codec) if tokens >= manifest.codec.refined else []
     return GroupUsage(
         group.id,
         len(group.layers),
@@ -174,6 +175,6 @@ def group_usage(manifest: Manifest, group: LayerGroup) -> GroupUsage:
         group.value_dim,
         group.window,
         tokens,
-        round(bytes_per_token(group, manifest.codec) * tokens),
+        round(bytes_per_token(group, manifest.codec) * tokens) + sum(part.nbytes for part in refined),
         fp16_bytes_per_token(group) * tokens,
     )

@@ -15,7 +15,7 @@ from amem_cli.engine.model import LoadedModel, load
 from amem_cli.engine.registry import DEMO, find
 from kvstore.journal import Actor
 from kvstore.layout import Layout
-from kvstore.shapes import Codec, LayerGroup, quantized_parts, tail_parts
+from kvstore.shapes import BLOCK_TOKENS, Codec, LayerGroup, block_parts, tail_parts
 from kvstore.store import Store
 
 
@@ -79,6 +79,7 @@ def disk_bytes(folder: Path) -> int:
 
 def owed_bytes(groups: tuple[LayerGroup, ...], codec: Codec, before: int, after: int) -> int:
     """The least that a turn from `before` to `after` cached tokens has to write: full blocks, and the tail."""
-    blocks = after // 256 - before // 256
-    whole = sum(part.nbytes for group in groups for part in quantized_parts(group, codec))
-    return blocks * whole + sum(part.nbytes for part in tail_parts(groups, codec, after % 256))
+    start, end = (position // BLOCK_TOKENS * BLOCK_TOKENS for position in (before, after))
+    blocks = range(start, end, BLOCK_TOKENS)
+    parts = [part for group in groups for at in blocks for part in block_parts(group, codec, at)[1:]]
+    return sum(part.nbytes for part in (*parts, *tail_parts(groups, codec, after)))

@@ -89,10 +89,11 @@ class Maker:
         self.agents += 1
 
     def _blocks(self, domain: Domain, tokens: Tokens) -> list[BlockRow]:
-        rows, parent, parts = [], "", block_parts(_GROUP, _CODEC)
+        rows, parent = [], ""
         for place, key in enumerate(prefix_chain(domain.salt, _MODEL.fingerprint, _CODEC.name, _GROUP.id, tokens)):
             start = place * BLOCK_TOKENS
             header = BlockHeader(domain.id, _MODEL.fingerprint, _CODEC.name, _GROUP.id, start, key, parent)
+            parts = block_parts(_GROUP, _CODEC, start)
             data = encode_header(header.metadata(), parts) + tokens[start : start + BLOCK_TOKENS].tobytes()
             found = digest([data])
             _write(self.store.layout.block(domain.id, found.sha256), data, 0o400)

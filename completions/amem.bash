@@ -71,7 +71,7 @@ _amem_value() {
         'prefill --domain' | 'inspect --domain' | 'rm --domain' | 'import --domain') echo 'names domains' ;;
         'prefill --model' | 'chat --model' | 'extend --model' | 'repair --model' | 'batch --model' | 'import --model') echo 'names models' ;;
         'export --format' | 'import --format') echo 'words amem mlx-lm' ;;
-        'prefill --codec') echo 'words q4-channel q8-channel q4-token q8-token' ;;
+        'prefill --codec') echo 'words q4-sink q4-channel q8-channel q4-token q8-token' ;;
         'prefill --role' | 'extend --role') echo 'words user assistant' ;;
         *) return 1 ;;
     esac

@@ -106,13 +106,13 @@ class Arrival:
             if header.prefix_key != row.prefix_key:
                 raise DamageError(f"block sha256:{row.sha256} has another prefix key than its tokens", _HINT)
             own = tokens[row.position : row.position + BLOCK_TOKENS].astype("<i4").tobytes()
-            parts = tuple(block_parts(groups[row.group], manifest.codec))
+            parts = tuple(block_parts(groups[row.group], manifest.codec, row.position))
             self._note(StoredObject("blocks", row.sha256), _Expected(header, parts, row, own, new))
         left = manifest.cached % BLOCK_TOKENS
         if (manifest.tail.tokens if manifest.tail else 0) != left:
             raise DamageError("a state in the archive has another tail than it should", _HINT)
         if manifest.tail:
-            parts = tuple(tail_parts(manifest.groups, manifest.codec, left))
+            parts = tuple(tail_parts(manifest.groups, manifest.codec, manifest.cached))
             old, new_one = (_tail_header(d, manifest, left) for d in (self._archive.contents.domain, self._home))
             self._note(StoredObject("tails", manifest.tail.sha256), _Expected(old, parts, manifest.tail, b"", new_one))
 

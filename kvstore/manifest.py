@@ -9,13 +9,14 @@ Bytes are canonical JSON (sorted keys, no spaces, UTF-8), so that equal content 
 """
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from kvstore.errors import DamageError, NoStoreError
 from kvstore.shapes import Codec, LayerGroup, Part
 
 FORMAT = 1
+REFINED = "refined-codes"  # the feature: blocks at position 0 hold a second layer of codes
 PAGE_TOKENS = 4096
 
 Role = Literal["system", "user", "assistant", "raw"]
@@ -109,7 +110,7 @@ class Manifest:
     created: str
     recomputed: bool = False
     format: int = FORMAT
-    features: tuple[str, ...] = field(default=())  # what a reader must know; an unknown one is refused
+    features: tuple[str, ...] = ()  # what a reader must know; an unknown one is refused
 
     @property
     def pending(self) -> int:
@@ -124,9 +125,17 @@ class Manifest:
 _DECODER = json.JSONDecoder()
 
 
+def features_of(codec: Codec) -> tuple[str, ...]:
+    """What a reader of states with this codec must know."""
+    return (REFINED,) if codec.refined else ()
+
+
 def encode(document: Manifest | Page) -> bytes:
     """The canonical bytes of a manifest or a page."""
-    return json.dumps(asdict(document), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    values = asdict(document)
+    if isinstance(document, Manifest) and not document.codec.refined:
+        del values["codec"]["refined"]  # codecs that refine nothing are written as they were before there were others
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _load(data: bytes, kind: type[Manifest] | type[Page], what: str) -> dict[str, Any]:
@@ -136,7 +145,7 @@ def _load(data: bytes, kind: type[Manifest] | type[Page], what: str) -> dict[str
         raise DamageError(f"{what} is not JSON", "run `amem verify` to see which agents it hurts") from error
     if not isinstance(values, dict) or "format" not in values:
         raise DamageError(f"{what} is not a {kind.__name__.lower()}", "run `amem verify` to see which agents it hurts")
-    if values["format"] != FORMAT or values.get("features"):
+    if values["format"] != FORMAT or values.get("features", []) not in ([], [REFINED]):
         raise NoStoreError(f"{what} was written by another version of amem", "use the version that wrote it")
     if set(values) != {f.name for f in fields(kind)}:
         raise DamageError(f"{what} lacks fields or has unknown ones", "run `amem verify` to see which agents it hurts")

@@ -32,12 +32,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Codec:
-    """How keys and values become codes: the axis along which 64 elements share a scale and a bias."""
+    """How keys and values become codes: the axis along which 64 elements share a scale and a bias.
+
+    The first `refined` tokens of a full-attention layer, 0 or 64 of them, have a second layer of codes: of what the
+    first one left over. Two layers of 4 bits are as good as 8. Every query looks at those tokens (they are the
+    attention sink), so their error is in every answer.
+    """
 
     name: str
     bits: int  # 4 or 8
     key_axis: Axis
     value_axis: Axis
+    refined: int = 0
 
     def words(self, elements: int) -> int:
         """uint32 words that hold the codes of `elements` elements."""
@@ -47,13 +53,14 @@ class Codec:
 CODECS = {
     codec.name: codec
     for codec in (
+        Codec("q4-sink", 4, "token", "channel", refined=GROUP_TOKENS),
         Codec("q4-channel", 4, "token", "channel"),
         Codec("q8-channel", 8, "token", "channel"),
         Codec("q4-token", 4, "channel", "channel"),
         Codec("q8-token", 8, "channel", "channel"),
     )
 }
-DEFAULT_CODEC = "q4-channel"
+DEFAULT_CODEC = "q4-sink"
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,14 @@ def quantized_parts(group: LayerGroup, codec: Codec, tokens: int = BLOCK_TOKENS)
     return keys + values
 
 
+def refined_parts(group: LayerGroup, codec: Codec) -> list[Part]:
+    """The second layer of codes of the first tokens: the codes of so many tokens, each part's name led by `rest.`."""
+    if group.kind != "full" or not codec.refined:
+        return []
+    parts = quantized_parts(group, codec, codec.refined)
+    return [Part(f"rest.{part.name}", part.dtype, part.shape) for part in parts]
+
+
 def recent_parts(group: LayerGroup, tokens: int) -> list[Part]:
     """The keys and values of up to 63 recent tokens, in bfloat16."""
     if group.kind == "recurrent":
@@ -134,20 +149,24 @@ def state_parts(group: LayerGroup) -> list[Part]:
     return [Part(part.name, part.dtype, (len(group.layers), *part.shape)) for part in group.states]
 
 
-def block_parts(group: LayerGroup, codec: Codec) -> list[Part]:
-    """All parts of a block file, in file order: the token ids, then the quantized keys and values."""
-    return [Part("tokens", "I32", (BLOCK_TOKENS,)), *quantized_parts(group, codec)]
+def block_parts(group: LayerGroup, codec: Codec, position: int) -> list[Part]:
+    """All parts of the block file at `position`, in file order: token ids, quantized keys and values, what refines."""
+    parts = [Part("tokens", "I32", (BLOCK_TOKENS,)), *quantized_parts(group, codec)]
+    return parts if position else parts + refined_parts(group, codec)
 
 
-def tail_parts(groups: tuple[LayerGroup, ...], codec: Codec, tokens: int) -> list[Part]:
-    """All parts of a tail file, in file order: for each layer group its whole groups of 64, recent tokens, and states.
+def tail_parts(groups: tuple[LayerGroup, ...], codec: Codec, cached: int) -> list[Part]:
+    """All parts of the tail file of an agent at `cached` tokens, in file order.
 
-    `tokens` is how many follow the last full block, 0 to 255. Names are led by the layer group's id.
+    For each layer group: the whole groups of 64 behind the last full block and what refines them, recent tokens, and
+    states. Names are led by the layer group's id.
     """
+    tokens = cached % BLOCK_TOKENS
     whole, recent = tokens // GROUP_TOKENS * GROUP_TOKENS, tokens % GROUP_TOKENS
     parts: list[Part] = []
     for group in groups:
         own = quantized_parts(group, codec, whole) if whole else []
+        own += refined_parts(group, codec) if whole and cached == tokens else []
         own += recent_parts(group, recent) if recent else []
         own += state_parts(group)
         parts += [Part(f"{group.id}.{part.name}", part.dtype, part.shape) for part in own]
@@ -155,7 +174,7 @@ def tail_parts(groups: tuple[LayerGroup, ...], codec: Codec, tokens: int) -> lis
 
 
 def bytes_per_token(group: LayerGroup, codec: Codec) -> float:
-    """Bytes that one token of this layer group takes in a block, token ids left out."""
+    """Bytes that one token of this layer group takes in a block, token ids and what refines the first left out."""
     return sum(part.nbytes for part in quantized_parts(group, codec)) / BLOCK_TOKENS
 
 

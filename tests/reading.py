@@ -53,6 +53,15 @@ class State:
         return data
 
     def _dequantized(self, group: dict[str, Any], parts: dict[str, Array], lead: str) -> KeysAndValues:
+        held = self._layer(group, parts, lead)
+        if f"{lead}rest.k.packed" not in parts:
+            return held
+        refined, rest = self.manifest["codec"]["refined"], self._layer(group, parts, f"{lead}rest.")
+        for whole, part in zip(held, rest, strict=True):
+            whole[:, :, :refined] += part
+        return held
+
+    def _layer(self, group: dict[str, Any], parts: dict[str, Array], lead: str) -> KeysAndValues:
         codec, found = self.manifest["codec"], []
         value_axis = codec["key_axis"] if group["latent"] else codec["value_axis"]
         for name, axis, dim in (("k", codec["key_axis"], "key_dim"), ("v", value_axis, "value_dim")):

@@ -5,8 +5,9 @@ looks at the type of `keys` alone: layers that share their keys pass no cache, o
 
 For one query q the scores over a block are `quantized_matmul(q, codes of keys)`, over the recent tokens and the one
 being fed a plain matmul; one softmax runs over all of them, and the weights go back through the same three matmuls.
-Nothing is dequantized. Columns that hold no visible token get a weight of exactly zero. The order of the blocks in
-the sums depends on the position alone, so a resumed run adds the same numbers in the same order.
+Nothing is dequantized. What refines the first tokens adds to their scores and to the output. Columns that hold no
+visible token get a weight of exactly zero. The order of the blocks in the sums depends on the position alone, so a
+resumed run adds the same numbers in the same order.
 """
 
 import sys
@@ -76,6 +77,10 @@ def decode_attention(
         keys = slab.keys(slice(0, slots), layer)
         s = scores(mx.broadcast_to(q[None], (slots, *q.shape)), keys, cache.axes.keys, bits)
         columns.append(s.transpose(1, 2, 0, 3).reshape(kv_heads, repeats, slots * BLOCK_TOKENS))
+    if cache.rest and columns:
+        rest, refined = cache.rest.keys(slice(0, 1), layer), cache.codec.refined
+        first = columns[0][..., :refined] + scores(q[None], rest, cache.axes.keys, bits)[0]
+        columns[:1] = [first, columns[0][..., refined:]]
     columns.append(q @ cache.recent_k.array[layer].astype(q.dtype).swapaxes(-1, -2))
     columns.append(q @ handle.keys[0].swapaxes(-1, -2))
     weights = _softmax(mx.concatenate(columns, axis=-1), cache, mask, sinks)
@@ -87,6 +92,9 @@ def decode_attention(
         w = weights[..., at : at + slots * BLOCK_TOKENS].reshape(kv_heads, repeats, slots, BLOCK_TOKENS)
         out = out + weighted(w.transpose(2, 0, 1, 3), values, cache.axes.values, bits).sum(axis=0)
         at += slots * BLOCK_TOKENS
+    if cache.rest and at:
+        rest, refined = cache.rest.values(slice(0, 1), layer), cache.codec.refined
+        out = out + weighted(weights[None, ..., :refined], rest, cache.axes.values, bits)[0]
     out = out + weights[..., at : at + GROUP_TOKENS] @ cache.recent_v.array[layer].astype(q.dtype)
     out = out + weights[..., at + GROUP_TOKENS :] * handle.values[0]
     return out.reshape(1, heads, 1, -1)

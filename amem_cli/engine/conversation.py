@@ -15,7 +15,7 @@ from amem_cli.engine.transcript import Transcript, common_prefix
 from kvstore.documents import timestamp
 from kvstore.errors import ModelMismatchError
 from kvstore.history import State
-from kvstore.manifest import FileRow, Manifest, Sampling, cut_feeds
+from kvstore.manifest import FileRow, Manifest, Sampling, cut_feeds, features_of
 from kvstore.naming import new_id
 from kvstore.refs import Domain
 from kvstore.shapes import BLOCK_TOKENS, GROUP_TOKENS, Codec
@@ -154,6 +154,7 @@ class Conversations:
             complete=complete,
             created=timestamp(),
             recomputed=agent.recomputed,
+            features=features_of(agent.codec),
         )
         digest = txn.commit(hold, manifest, agent.head)
         agent.head, agent.rows = digest, rows

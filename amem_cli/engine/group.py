@@ -1,6 +1,11 @@
-"""The blocks and recent tokens of one layer group of one agent, and the keys and values of the pass under way."""
+"""The blocks and recent tokens of one layer group of one agent, and the keys and values of the pass under way.
+
+Where the codec refines the first tokens, `rest` holds codes of what the block's own codes left over of them: keys,
+scores and outputs are sums over both.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -8,7 +13,16 @@ import numpy.typing as npt
 
 from amem_cli.engine.codec import Quantized, axes_of, dequantize, quantize
 from amem_cli.engine.slab import Buffer, HostArray, Slab, SlabPool, host_view
-from kvstore.shapes import BLOCK_TOKENS, GROUP_TOKENS, Axis, Codec, LayerGroup, recent_parts
+from kvstore.shapes import (
+    BLOCK_TOKENS,
+    GROUP_TOKENS,
+    Axis,
+    Codec,
+    LayerGroup,
+    quantized_parts,
+    recent_parts,
+    refined_parts,
+)
 
 
 class GroupCache:
@@ -25,8 +39,9 @@ class GroupCache:
         self._columns: npt.NDArray[np.int64] | None = None
         self._visible: mx.array | None = None
         # recent.k, recent.v: [layers, heads, 64, dim]
-        recent = recent_parts(group, GROUP_TOKENS)
-        pool.count(sum(part.nbytes for part in recent))
+        recent, refined = recent_parts(group, GROUP_TOKENS), refined_parts(group, codec)
+        pool.count(sum(part.nbytes for part in (*recent, *refined)))
+        self.rest = Slab(quantized_parts(group, codec, codec.refined), 1) if refined else None
         self.recent_k, self.recent_v = (Buffer(part) for part in recent)
 
     @property
@@ -42,8 +57,13 @@ class GroupCache:
 
     @property
     def nbytes(self) -> int:
-        buffers = [b for slab in self.slabs for b in slab.buffers.values()]
-        return sum(b.host.nbytes for b in (*buffers, self.recent_k, self.recent_v))
+        return sum(slab.nbytes for slab in self.slabs) + self._own_nbytes
+
+    @property
+    def _own_nbytes(self) -> int:
+        """What it takes beside its slabs."""
+        rest = self.rest.nbytes if self.rest else 0
+        return rest + self.recent_k.host.nbytes + self.recent_v.host.nbytes
 
     @property
     def _capacity(self) -> int:
@@ -61,14 +81,21 @@ class GroupCache:
         return self.slabs[block // per_slab], block % per_slab
 
     def block(self, block: int) -> list[HostArray]:
-        """The host's views of a block's quantized parts, each contiguous, in file order."""
+        """The host's views of all parts of a block but its token ids, each contiguous, in file order."""
+        return [*self._slot(block), *self._rest_of(block)]
+
+    def _slot(self, block: int) -> list[HostArray]:
         slab, slot = self._place(block)
         return slab.slot(slot)
+
+    def _rest_of(self, block: int) -> list[HostArray]:
+        """The host's views of what refines a block."""
+        return self.rest.slot(0) if self.rest and block == 0 else []
 
     def groups(self, block: int, start: int, stop: int) -> list[HostArray]:
         """The host's views of groups `start` to `stop` of a block's parts (not contiguous)."""
         axes = (self.axes.keys,) * 3 + (self.axes.values,) * 3
-        return [_group_slice(part, axis, start, stop) for part, axis in zip(self.block(block), axes, strict=True)]
+        return [_group_slice(part, axis, start, stop) for part, axis in zip(self._slot(block), axes, strict=True)]
 
     def recent(self, tokens: int) -> list[HostArray]:
         """The host's views of the first `tokens` recent keys and values: [layers, heads, tokens, dim] as uint16."""
@@ -119,6 +146,10 @@ class GroupCache:
             base = first // BLOCK_TOKENS * BLOCK_TOKENS
             seen = slice(first - base, quantized - base)
             keys, values = ([mx.concatenate(x, axis=1)[:, seen]] for x in (keys, values))
+            if self.rest:
+                every = slice(0, 1)
+                keys = self._refined(keys[0], self.rest.keys(every, layer), self.axes.keys)
+                values = self._refined(values[0], self.rest.values(every, layer), self.axes.values)
         begin, end = max(first - self.quantized, 0), self.offset - self.quantized
         if begin < end:
             keys.append(self.recent_k.array[layer, :, begin:end].astype(dtype))
@@ -142,6 +173,11 @@ class GroupCache:
         slots, heads, tokens, dim = x.shape
         return x.swapaxes(0, 1).reshape(heads, slots * tokens, dim)
 
+    def _refined(self, x: mx.array, rest: Quantized, axis: Axis) -> list[mx.array]:
+        """Keys or values from the first token on, [heads, tokens, dim], in two pieces: the refined, and the others."""
+        refined = self.codec.refined
+        return [x[:, :refined] + self._plain(rest, axis, x.dtype), x[:, refined:]]
+
     def gather(self) -> "Intake":
         """Stack this pass's keys and values, and quantize the groups that they complete. Nothing is evaluated yet."""
         if len(self.fresh) != len(self.group.layers):
@@ -153,24 +189,37 @@ class GroupCache:
             raise ValueError(f"a pass of {tokens} tokens at {self.offset} crosses a block's end")
         whole = (recent + tokens) // GROUP_TOKENS * GROUP_TOKENS
         if not whole:
-            return Intake(tokens, recent, None, None, k, v)
+            return Intake(tokens, recent, (), (), k, v)
         if recent:
             k = mx.concatenate([self.recent_k.array[:, :, :recent], k], axis=2)
             v = mx.concatenate([self.recent_v.array[:, :, :recent], v], axis=2)
-        q_keys = quantize(k[:, :, :whole], self.axes.keys, self.codec.bits)
-        q_values = quantize(v[:, :, :whole], self.axes.values, self.codec.bits)
-        return Intake(tokens, 0, q_keys, q_values, k[:, :, whole:], v[:, :, whole:])
+        codes, rest = [], []
+        for x, axis in ((k, self.axes.keys), (v, self.axes.values)):
+            codes.append(quantize(x[:, :, :whole], axis, self.codec.bits))
+            if self.rest and not self.quantized:
+                rest.append(self._left_over(x, codes[-1], axis))
+        return Intake(
+            tokens, 0, (*codes[0], *codes[1]), tuple(a for q in rest for a in q), k[:, :, whole:], v[:, :, whole:]
+        )
+
+    def _left_over(self, x: mx.array, codes: Quantized, axis: Axis) -> Quantized:
+        """Codes of what `codes` leave of the first tokens of x, [layers, heads, tokens, dim]."""
+        first = slice(0, self.codec.refined)
+        held = dequantize(codes, axis, self.codec.bits, mx.float32)
+        left = x[:, :, first].astype(mx.float32) - held[:, :, first]
+        return quantize(left.astype(mx.bfloat16), axis, self.codec.bits)
 
     def take(self, intake: "Intake") -> None:
         """Copy an evaluated intake into the blocks and the recent tokens."""
         self.fresh.clear()
         self._columns = self._visible = None
-        if intake.keys is not None and intake.values is not None:
+        if intake.codes:
             start = self.quantized % BLOCK_TOKENS // GROUP_TOKENS
             stop = start + (self.offset % GROUP_TOKENS + intake.tokens) // GROUP_TOKENS
             targets = self.groups(self.quantized // BLOCK_TOKENS, start, stop)
-            for target, codes in zip(targets, (*intake.keys, *intake.values), strict=True):
-                target[...] = _host(codes)
+            _put(intake.codes, targets)
+        if intake.rest:
+            _put(intake.rest, self._rest_of(0))
         rest = intake.recent_k.shape[2]
         if rest:
             at = slice(intake.recent_at, intake.recent_at + rest)
@@ -181,7 +230,8 @@ class GroupCache:
     def tail(self, block: int, tokens: int) -> list[HostArray]:
         """The host's views of what a tail of `tokens` tokens from `block` on holds of this group, in file order."""
         whole, recent = divmod(tokens, GROUP_TOKENS)
-        return [*(self.groups(block, 0, whole) if whole else []), *(self.recent(recent) if recent else [])]
+        codes = [*self.groups(block, 0, whole), *self._rest_of(block)] if whole else []
+        return [*codes, *(self.recent(recent) if recent else [])]
 
     def load_tail(self, block: int, tokens: int, arrays: Sequence[HostArray]) -> None:
         """Put back what `tail` gave."""
@@ -193,34 +243,32 @@ class GroupCache:
         for slab in self.slabs:
             self._pool.give(self.group, self.codec, slab)
         self.slabs.clear()
-        self._pool.count(-self.recent_k.host.nbytes - self.recent_v.host.nbytes)
+        self._pool.count(-self._own_nbytes)
 
 
+@dataclass(frozen=True)
 class Intake:
     """What a pass adds to one layer group.
 
-    keys, values: the groups that it completes, [layers, heads, rows, ...]; recent_k, recent_v: what stays recent,
-    bfloat16 [layers, heads, tokens, dim], to be put at `recent_at`.
+    codes: packed, scales and biases of the keys and of the values of the groups that it completes, [layers, heads,
+    rows, ...]; rest: the same of what refines the first group; recent_k, recent_v: what stays recent, bfloat16
+    [layers, heads, tokens, dim], to be put at `recent_at`.
     """
 
-    def __init__(
-        self,
-        tokens: int,
-        recent_at: int,
-        keys: Quantized | None,
-        values: Quantized | None,
-        recent_k: mx.array,
-        recent_v: mx.array,
-    ) -> None:
-        self.tokens = tokens
-        self.recent_at = recent_at
-        self.keys = keys
-        self.values = values
-        self.recent_k = recent_k
-        self.recent_v = recent_v
+    tokens: int
+    recent_at: int
+    codes: tuple[mx.array, ...]
+    rest: tuple[mx.array, ...]
+    recent_k: mx.array
+    recent_v: mx.array
 
     def arrays(self) -> list[mx.array]:
-        return [*(self.keys or ()), *(self.values or ()), self.recent_k, self.recent_v]
+        return [*self.codes, *self.rest, self.recent_k, self.recent_v]
+
+
+def _put(arrays: Sequence[mx.array], targets: Sequence[HostArray]) -> None:
+    for target, array in zip(targets, arrays, strict=True):
+        target[...] = _host(array)
 
 
 def _host(array: mx.array) -> HostArray:

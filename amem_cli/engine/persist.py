@@ -104,7 +104,7 @@ def load_blocks(
         row, group, slot = job
         ids = np.empty(BLOCK_TOKENS, np.int32)
         buffers = [array.data for array in (ids, *slot)]
-        store.read_block(domain, row, block_parts(group.group, group.codec), buffers)
+        store.read_block(domain, row, block_parts(group.group, group.codec, row.position), buffers)
         if not np.array_equal(ids, tokens[row.position : row.position + BLOCK_TOKENS]):
             raise DamageError(
                 f"block sha256:{row.sha256} holds other tokens than its agent", "run `amem verify` to see whom it hurts"
@@ -129,7 +129,7 @@ def _load_tail(
     stored = manifest.cached % BLOCK_TOKENS
     if position != manifest.cached and position % GROUP_TOKENS:
         raise ValueError(f"a tail cannot be cut at {position}")
-    parts = tail_parts(manifest.groups, manifest.codec, stored)
+    parts = tail_parts(manifest.groups, manifest.codec, manifest.cached)
     arrays = [np.empty(part.shape, _NUMPY[part.dtype]) for part in parts]
 
     def read() -> None:
@@ -168,14 +168,15 @@ def save_blocks(
             )
             ids = tokens[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS]
             buffers = [array.data for array in (np.ascontiguousarray(ids), *group.block(block))]
-            rows[group.group.id, block] = txn.put_block(header, buffers, block_parts(group.group, group.codec))
+            parts = block_parts(group.group, group.codec, header.position)
+            rows[group.group.id, block] = txn.put_block(header, buffers, parts)
     return rows
 
 
 def save_tail(txn: Transaction, domain: Domain, model: ModelIdentity, cache: AgentCache) -> FileRow | None:
     """Write what follows the last full block, and the states of recurrent layers; None where there is neither."""
     block, tokens = divmod(cache.offset, BLOCK_TOKENS)
-    parts = tail_parts(tuple(part.group for part in cache.parts), cache.codec, tokens)
+    parts = tail_parts(tuple(part.group for part in cache.parts), cache.codec, cache.offset)
     if not cache.offset or not parts:
         return None
     views = [

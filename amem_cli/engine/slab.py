@@ -23,6 +23,7 @@ from kvstore.shapes import (
     Part,
     quantized_parts,
     recent_parts,
+    refined_parts,
     state_parts,
 )
 
@@ -49,11 +50,11 @@ class Buffer:
 
 
 class Slab:
-    """`blocks` blocks of one layer group: for each part of a block a buffer [blocks, *part's shape]."""
+    """`blocks` blocks of quantized keys and values: for each of `parts` a buffer [blocks, *part's shape]."""
 
-    def __init__(self, group: LayerGroup, codec: Codec, blocks: int) -> None:
+    def __init__(self, parts: Sequence[Part], blocks: int) -> None:
         self.blocks = blocks
-        self.buffers = {part.name: Buffer(part, (blocks,)) for part in quantized_parts(group, codec)}
+        self.buffers = {part.name: Buffer(part, (blocks,)) for part in parts}
 
     def keys(self, slots: slice, layer: int) -> Quantized:
         """The keys of one layer in some slots: [slots, heads, rows, ...]."""
@@ -118,9 +119,9 @@ class SlabPool:
         free = self._free[group, codec]
         if free:
             return free.pop()
-        slab_bytes = slab_blocks(group, codec) * sum(part.nbytes for part in quantized_parts(group, codec))
-        self.count(slab_bytes)
-        return Slab(group, codec, slab_blocks(group, codec))
+        parts, blocks = quantized_parts(group, codec), slab_blocks(group, codec)
+        self.count(blocks * sum(part.nbytes for part in parts))
+        return Slab(parts, blocks)
 
     def give(self, group: LayerGroup, codec: Codec, slab: Slab) -> None:
         """Put back a slab whose last reader is evaluated. It is wiped here: who takes it is in more of a hurry."""
@@ -144,7 +145,7 @@ class SlabPool:
 
 
 def footprint(groups: Sequence[LayerGroup], codec: Codec, tokens: int) -> int:
-    """Bytes that a cache of `tokens` tokens takes in memory: whole slabs, recent tokens, states."""
+    """Bytes that a cache of `tokens` tokens takes in memory: whole slabs, what refines them, recent tokens, states."""
     total = 0
     for group in groups:
         block = sum(part.nbytes for part in quantized_parts(group, codec))
@@ -152,5 +153,6 @@ def footprint(groups: Sequence[LayerGroup], codec: Codec, tokens: int) -> int:
         blocks = -(-(tokens - tokens % GROUP_TOKENS) // BLOCK_TOKENS)
         slabs = min(blocks, 1) if group.window is not None else -(-blocks // per_slab)
         total += slabs * per_slab * block
-        total += sum(part.nbytes for part in (*recent_parts(group, GROUP_TOKENS), *state_parts(group)))
+        others = (*refined_parts(group, codec), *recent_parts(group, GROUP_TOKENS), *state_parts(group))
+        total += sum(part.nbytes for part in others)
     return total

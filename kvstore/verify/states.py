@@ -152,7 +152,7 @@ class StateCheck:
         if group is None:
             self._damage(own, "is of a layer group that its state does not have")
             return
-        parts = block_parts(group, manifest.codec)
+        parts = block_parts(group, manifest.codec, row.position)
         buffers = self._buffers_for(parts)
         try:
             self.store.read_block(self.domain.id, row, parts, buffers)
@@ -180,7 +180,7 @@ class StateCheck:
         tail = StoredObject("tails", row.sha256)
         if tail in self.seen or not self._is_there(tail, row.bytes) or self.depth == "quick":
             return
-        parts = tail_parts(manifest.groups, manifest.codec, row.tokens)
+        parts = tail_parts(manifest.groups, manifest.codec, manifest.cached)
         try:
             self.store.read_tail(manifest, parts, self._buffers_for(parts))
         except AmemError as error:

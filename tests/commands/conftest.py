@@ -17,11 +17,11 @@ from kvstore.journal import Actor
 from kvstore.manifest import Manifest, ModelIdentity, Page, Turn
 from kvstore.naming import new_id
 from kvstore.prefix import prefix_chain
-from kvstore.shapes import BLOCK_TOKENS, CODECS, LayerGroup, block_parts
+from kvstore.shapes import BLOCK_TOKENS, CODECS, DEFAULT_CODEC, LayerGroup, block_parts
 from kvstore.store import Store
 
 GROUP = LayerGroup("full-0", "full", (0, 1), kv_heads=1, key_dim=64, value_dim=64)
-CODEC = CODECS["q4-channel"]
+CODEC = CODECS[DEFAULT_CODEC]
 MODEL = ModelIdentity("tiny", "f" * 32, {"weights": "1" * 32, "config": "2" * 32})
 ACTOR = Actor.here("test", "0")
 
@@ -81,12 +81,12 @@ def put_state(store: Store, name: str, tokens: Sequence[int], complete: bool = T
         before = hold.agent.manifest if hold.agent else None
         domain = store.domain(hold.agent.domain) if hold.agent else store.create_domain()
         ids = np.array(tokens, np.int32)
-        parts = block_parts(GROUP, CODEC)
         with store.transaction(domain) as transaction:
             rows, parent = [], ""
             for place, key in enumerate(prefix_chain(domain.salt, MODEL.fingerprint, CODEC.name, GROUP.id, ids)):
                 start = place * BLOCK_TOKENS
                 header = BlockHeader(domain.id, MODEL.fingerprint, CODEC.name, GROUP.id, start, key, parent)
+                parts = block_parts(GROUP, CODEC, start)
                 numbers = np.random.default_rng(place)
                 buffers = [ids[start : start + BLOCK_TOKENS].tobytes()]
                 buffers += [numbers.bytes(part.nbytes) for part in parts[1:]]

@@ -14,14 +14,14 @@ from amem_cli.engine.plan import describe_config, layouts
 from amem_cli.engine.slab import SlabPool, footprint
 from amem_cli.engine.spec import describe
 from kvstore.errors import ModelMismatchError
-from kvstore.shapes import CODECS
+from kvstore.shapes import CODECS, DEFAULT_CODEC
 from tests import kinds
 from tests.commands.conftest import Amem, lines
 from tests.configs import WINDOW
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "configs"
 BUDGET = int(10.2 * 2**30)  # bytes: the paper's 10.2 GB
-Q4 = CODECS["q4-channel"]
+Q4 = CODECS[DEFAULT_CODEC]
 
 # float16, the paper's layout, amem: agents of 8,192 tokens in the budget
 CAPACITY = {
@@ -101,7 +101,7 @@ def test_check_says_how_a_model_is_served(amem: Amem, tmp_path: Path) -> None:
     assert sizes[0]["bytes"] == sizes[-1]["bytes"], "a window and a state do not grow"
     assert (result["model_type"], result["codec"], result["served"]) == (
         "recurrent_gemma",
-        "q4-channel",
+        DEFAULT_CODEC,
         ["handle", "states"],
     )
 

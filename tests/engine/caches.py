@@ -11,7 +11,7 @@ from amem_cli.engine.cache import AgentCache
 from amem_cli.engine.codec import axes_of, dequantize, quantize
 from amem_cli.engine.group import GroupCache
 from amem_cli.engine.slab import SlabPool
-from kvstore.shapes import BLOCK_TOKENS, CODECS, GROUP_TOKENS, LayerGroup
+from kvstore.shapes import BLOCK_TOKENS, CODECS, DEFAULT_CODEC, GROUP_TOKENS, Axis, LayerGroup
 
 Array = npt.NDArray[np.float64]
 
@@ -45,7 +45,7 @@ def passes_of(tokens: int, step: int) -> list[int]:
     return lengths
 
 
-def fill(group: LayerGroup, tokens: int, codec: str = "q4-channel", step: int = 256, seed: int = 0) -> Filled:
+def fill(group: LayerGroup, tokens: int, codec: str = DEFAULT_CODEC, step: int = 256, seed: int = 0) -> Filled:
     """Feed random keys and values, `step` tokens a pass."""
     mx.random.seed(seed)
     lead = (len(group.layers), group.kv_heads, tokens)
@@ -72,9 +72,18 @@ def held(filled: Filled, layer: int) -> tuple[Array, Array]:
         rounded = x.astype(mx.bfloat16)
         parts = [rounded[:, whole:].astype(mx.float32)]
         if whole:
-            parts.insert(0, dequantize(quantize(rounded[:, :whole], axis, codec.bits), axis, codec.bits, mx.float32))
+            parts.insert(0, _coded(rounded[:, :whole], axis, codec.bits))
+            if codec.refined and group.kind == "full":
+                left = rounded[:, :GROUP_TOKENS].astype(mx.float32) - parts[0][:, :GROUP_TOKENS]
+                rest = _coded(left.astype(mx.bfloat16), axis, codec.bits)
+                parts[:1] = [parts[0][:, :GROUP_TOKENS] + rest, parts[0][:, GROUP_TOKENS:]]
         out.append(np.array(mx.concatenate(parts, axis=1), dtype=np.float64))
     return out[0], out[1]
+
+
+def _coded(x: mx.array, axis: Axis, bits: int) -> mx.array:
+    """What x, [heads, tokens, dim], is as codes."""
+    return dequantize(quantize(x, axis, bits), axis, bits, mx.float32)
 
 
 def attention(

@@ -13,17 +13,17 @@ from kvstore.block import BlockHeader, TailHeader
 from kvstore.documents import timestamp
 from kvstore.journal import Actor, Entry, read_journal
 from kvstore.layout import Layout
-from kvstore.manifest import PAGE_TOKENS, BlockRow, FileRow, Manifest, ModelIdentity, Page
+from kvstore.manifest import PAGE_TOKENS, BlockRow, FileRow, Manifest, ModelIdentity, Page, features_of
 from kvstore.naming import new_id
 from kvstore.prefix import prefix_chain
 from kvstore.refs import Domain
-from kvstore.shapes import BLOCK_TOKENS, CODECS, LayerGroup, Part, block_parts, tail_parts
+from kvstore.shapes import BLOCK_TOKENS, CODECS, DEFAULT_CODEC, LayerGroup, Part, block_parts, tail_parts
 from kvstore.store import Store
 from kvstore.transaction import Transaction
 
 ACTOR = Actor.here(via="test", version="0", claimed="tester")
 MODEL = ModelIdentity("tiny", "f" * 64, {"weights": "a" * 64})
-CODEC = CODECS["q4-channel"]
+CODEC = CODECS[DEFAULT_CODEC]
 FULL = LayerGroup("full-0", "full", (0, 1), kv_heads=1, key_dim=64, value_dim=64)
 WINDOW = LayerGroup("window-1", "window", (2,), kv_heads=1, key_dim=64, value_dim=64, window=300)
 GROUPS = (FULL, WINDOW)
@@ -43,9 +43,9 @@ def content(seed: str, parts: Sequence[Part]) -> list[memoryview]:
     return [memoryview(rng.bytes(part.nbytes)) for part in parts]
 
 
-def block_content(tokens: Sequence[int], key: str, group: LayerGroup) -> list[memoryview]:
+def block_content(tokens: Sequence[int], key: str, group: LayerGroup, position: int) -> list[memoryview]:
     ids = memoryview(np.asarray(tokens, dtype=np.int32).tobytes())
-    return [ids, *content(key, block_parts(group, CODEC)[1:])]
+    return [ids, *content(key, block_parts(group, CODEC, position)[1:])]
 
 
 def header(domain: Domain, group: LayerGroup, keys: Sequence[str], place: int) -> BlockHeader:
@@ -62,9 +62,10 @@ def put_blocks(txn: Transaction, group: LayerGroup, tokens: Sequence[int]) -> li
     rows = []
     for place, found in list(enumerate(txn.find(keys)))[first:]:
         if found is None:
-            block = tokens[place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS]
-            buffers = block_content(block, keys[place], group)
-            found = txn.put_block(header(txn.domain, group, keys, place), buffers, block_parts(group, CODEC))
+            head = header(txn.domain, group, keys, place)
+            block = tokens[head.position : head.position + BLOCK_TOKENS]
+            buffers = block_content(block, keys[place], group, head.position)
+            found = txn.put_block(head, buffers, block_parts(group, CODEC, head.position))
         rows.append(found)
     return rows
 
@@ -73,7 +74,7 @@ def put_tail(txn: Transaction, cached: Sequence[int]) -> FileRow | None:
     count = len(cached) % BLOCK_TOKENS
     if not count:
         return None
-    parts = tail_parts(GROUPS, CODEC, count)
+    parts = tail_parts(GROUPS, CODEC, len(cached))
     head = TailHeader(txn.domain.id, txn.domain.salt, CODEC.name, MODEL.fingerprint, len(cached) - count, count)
     return txn.put_tail(head, content(repr(cached), parts), parts)
 
@@ -116,6 +117,7 @@ def put_state(
         sampling=None,
         complete=complete,
         created=timestamp(),
+        features=features_of(CODEC),
     )
 
 
@@ -147,13 +149,13 @@ def read_whole(store: Store, manifest: Manifest) -> list[int]:
     groups = {group.id: group for group in GROUPS}
     for row in store.blocks(manifest):
         group = groups[row.group]
-        parts = block_parts(group, CODEC)
+        parts = block_parts(group, CODEC, row.position)
         buffers = buffers_for(parts)
         store.read_block(manifest.domain, row, parts, buffers)
         own = tokens[row.position : row.position + BLOCK_TOKENS]
-        assert buffers == block_content(own, row.prefix_key, group)
+        assert buffers == block_content(own, row.prefix_key, group, row.position)
     if manifest.tail:
-        parts = tail_parts(GROUPS, CODEC, manifest.tail.tokens)
+        parts = tail_parts(GROUPS, CODEC, manifest.cached)
         buffers = buffers_for(parts)
         store.read_tail(manifest, parts, buffers)
         assert buffers == content(repr(tokens[: manifest.cached]), parts)

@@ -24,7 +24,7 @@ from kvstore.shapes import BLOCK_TOKENS, CODECS, LayerGroup, Part, block_parts, 
 from tests.kvstore.making import CODEC, FULL, GROUPS, buffers_for, content
 
 HEADER = BlockHeader("d" * 32, "f" * 64, CODEC.name, FULL.id, 256, "b" * 64, "a" * 64)
-PARTS = block_parts(FULL, CODEC)
+PARTS = block_parts(FULL, CODEC, 0)
 BUFFERS = content("block", PARTS)
 
 
@@ -86,7 +86,7 @@ def test_safetensors_opens_a_block(block: tuple[Path, FileDigest]) -> None:
 
 def test_parts_larger_than_a_slice(tmp_path: Path) -> None:
     """Slices must neither lose nor repeat a byte where they cut through a part."""
-    parts = block_parts(LayerGroup("full-0", "full", tuple(range(19)), 2, 256, 128), CODECS["q8-channel"])
+    parts = block_parts(LayerGroup("full-0", "full", tuple(range(19)), 2, 256, 128), CODECS["q8-channel"], 0)
     assert sum(part.nbytes for part in parts) > 2 * SLICE
     buffers = content("large", parts)
     found = write(tmp_path / "block", parts, buffers)

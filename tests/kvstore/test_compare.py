@@ -4,7 +4,7 @@ from kvstore.compare import Difference, TurnAt, compare, tokens_from
 from kvstore.lifecycle import fork
 from kvstore.manifest import ModelIdentity, Turn
 from kvstore.naming import Ref, parse_ref
-from kvstore.shapes import CODECS
+from kvstore.shapes import CODECS, DEFAULT_CODEC
 from kvstore.store import Store
 from tests.kvstore.making import commit
 
@@ -61,7 +61,7 @@ def test_turns_models_and_codecs(store: Store) -> None:
     found = compare(store, a, b)
     assert (found.parted_at, found.a.turn, found.b.turn) == (7, TurnAt(1, "assistant", "plan"), None)
     assert found.model_parts == {"weights": ("a" * 64, "b" * 64), "adapter": (None, "c" * 64)}
-    assert (found.a.codec.name, found.b.codec.name) == ("q4-channel", "q8-token")
+    assert (found.a.codec.name, found.b.codec.name) == (DEFAULT_CODEC, "q8-token")
 
 
 def test_tokens_from_a_position_on(store: Store) -> None:

@@ -200,7 +200,7 @@ def test_another_domains_files_are_a_breach(store: Store) -> None:
     commit(store, "b", range(300))
     mine, foreign = head(store, "a"), head(store, "b")
     own, other = store.blocks(mine)[0], store.blocks(foreign)[0]
-    parts = block_parts(FULL, CODEC)
+    parts = block_parts(FULL, CODEC, 0)
     source = store.layout.block(foreign.domain, other.sha256)
     for row, name in ((other, other.sha256), (own, own.sha256)):
         target = store.layout.block(mine.domain, name)
@@ -237,7 +237,7 @@ def test_a_row_that_names_another_block(store: Store) -> None:
     manifest = head(store, "a")
     first, second = store.blocks(manifest)[:2]
     mixed = replace(first, position=second.position, prefix_key=second.prefix_key)
-    parts = block_parts(FULL, CODEC)
+    parts = block_parts(FULL, CODEC, 0)
     with pytest.raises(DamageError, match="another one"):
         store.read_block(manifest.domain, mixed, parts, buffers_for(parts))
 
@@ -247,8 +247,8 @@ def test_files_of_another_domain_are_not_stored(store: Store) -> None:
     keys = ["k" * 64]
     with store.hold("a", 0) as hold, store.transaction(home) as txn:
         with pytest.raises(IsolationError):
-            buffers = block_content(range(256), keys[0], FULL)
-            txn.put_block(header(other, FULL, keys, 0), buffers, block_parts(FULL, CODEC))
+            buffers = block_content(range(256), keys[0], FULL, 0)
+            txn.put_block(header(other, FULL, keys, 0), buffers, block_parts(FULL, CODEC, 0))
         with pytest.raises(IsolationError):
             txn.put_page(Page(0, (1,), (), other.salt))
         manifest = put_state(txn, new_id(), None, range(3))

@@ -72,8 +72,8 @@ def test_one_key_may_stand_for_several_blocks(store: Store) -> None:
     found = []
     for name, seed in (("one", "1"), ("two", "2"), ("three", "1")):
         with store.hold(name, 0) as hold, store.transaction(team) as txn:
-            buffers = block_content(range(256), seed, FULL)
-            row = txn.put_block(header(team, FULL, keys, 0), buffers, block_parts(FULL, CODEC))
+            buffers = block_content(range(256), seed, FULL, 0)
+            row = txn.put_block(header(team, FULL, keys, 0), buffers, block_parts(FULL, CODEC, 0))
             manifest = replace(put_state(txn, new_id(), None, range(3)), window_blocks=(row,))
             txn.commit(hold, manifest, None)
             found.append((row, *txn.find(keys)))

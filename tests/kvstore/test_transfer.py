@@ -27,10 +27,10 @@ def read_tokens(store: Store, ref: str) -> list[int]:
     """The tokens of a state, once all its files are read and checked."""
     manifest = store.resolve(parse_ref(ref)).manifest
     for row in store.blocks(manifest):
-        parts = block_parts({group.id: group for group in manifest.groups}[row.group], manifest.codec)
+        parts = block_parts({group.id: group for group in manifest.groups}[row.group], manifest.codec, row.position)
         store.read_block(manifest.domain, row, parts, buffers_for(parts))
     if manifest.tail:
-        parts = tail_parts(manifest.groups, manifest.codec, manifest.tail.tokens)
+        parts = tail_parts(manifest.groups, manifest.codec, manifest.cached)
         store.read_tail(manifest, parts, buffers_for(parts))
     tokens: list[int] = store.tokens(manifest).tolist()
     return tokens
