@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 app = new_group("Register models, list and forget them; say how they are served, and how many agents fit.")
 
 _CONTEXTS = [1024 << doubled for doubled in range(8)]  # 1K to 128K tokens
+_MOST_TOKENS = 2**31 - 1  # positions are int32
 _GROUP_HEADER = ("LAYERS", "N", "HEADS x DIMS", "DECODE", "FLOAT16/TOKEN", "Q4/TOKEN")
 _SERVED = {"handle": "handle (on the codes)", "arrays": "arrays (dequantized)", "states": "states"}
 Source = Annotated[str, typer.Argument(metavar="MODEL", help="A model, or the path of a config.json.")]
@@ -77,7 +78,8 @@ def check(call: Call, model: Source) -> None:
         call.out.line("context", **asdict(size))
     call.out.table(_GROUP_HEADER, [_group_row(group) for group in groups], right=(1, 2, 4, 5))
     rows = [(f"{size.tokens:,}", human_size(size.fp16_bytes), human_size(size.bytes)) for size in sizes]
-    call.out.table(("TOKENS", "FLOAT16", codec.name), rows, right=range(3))
+    call.out.print("")
+    call.out.table(("TOKENS", "FLOAT16", "AMEM"), rows, right=range(3))
     served = sorted({group.served for group in groups})
     shown = f"served, in decode by {' and '.join(_SERVED[how] for how in served)}"
     call.out.result(call.command, shown, model_type=config["model_type"], codec=codec.name, served=served)
@@ -103,31 +105,34 @@ def plan(
             "--memory", metavar="SIZE", callback=check_size, help="Memory for caches: 10.2GiB. Weights aside."
         ),
     ],
-    context: Annotated[int, typer.Option("--context", metavar="N", min=1, help="Tokens of each agent.")] = 8192,
+    context: Annotated[
+        int, typer.Option("--context", metavar="N", min=1, max=_MOST_TOKENS, help="Tokens of each agent.")
+    ] = 8192,
     agents: Annotated[
         int | None, typer.Option("--agents", metavar="N", min=1, help="Say whether so many fit; exit code 1 if not.")
     ] = None,
 ) -> None:
     """Say how many agents fit into memory. The model's weights are not read."""
     import amem_cli.engine  # noqa: F401  (chooses the BLAS, before MLX is loaded)
-    from amem_cli.engine import plan
+    from amem_cli.engine import paper, plan
     from kvstore.shapes import CODECS, DEFAULT_CODEC
 
     config = plan.config_of(call.layout, model, call.cache_dir)
     codec, room = CODECS[DEFAULT_CODEC], parse_size(memory)
     layouts = plan.layouts(config, codec, context, room)
-    paper = plan.published(config) if context == plan.PUBLISHED_CONTEXT else None
+    counts = paper.published(config, context, *(layout.bytes for layout in layouts[:2]))
     for layout in layouts:
         call.out.line("layout", **asdict(layout))
-    rows = [(layout.name, str(layout.agents), human_size(layout.bytes), layout.what) for layout in layouts]
+    rows = [(layout.name, f"{layout.agents:,}", human_size(layout.bytes), layout.what) for layout in layouts]
     call.out.table(("LAYOUT", "AGENTS", "EACH", "WHAT IS KEPT"), rows, right=(1, 2))
-    if paper:
-        call.out.say(f"the paper, for {paper.model} in 10.2 GB: {paper.fp16} in float16, {paper.q4} in 4 bits")
+    if counts:
+        counted = f"the paper, for {counts.model} in 10.2 GB ({counts.memory / 2**20:,.0f} MiB there)"
+        call.out.say(f"{counted}: {counts.fp16} in float16, {counts.q4} in 4 bits")
     ours = layouts[-1]
     fits = agents is None or agents <= ours.agents
     if agents is not None:
-        need = f"{agents} agents of {context:,} tokens take {human_size(agents * ours.bytes)}"
-        call.out.say(f"{need}: {'they fit' if fits else 'too much'}")
+        need = f"{agents:,} x {human_size(ours.bytes)} = {human_size(agents * ours.bytes)}, of {human_size(room)}"
+        call.out.say(f"{need}: {'they fit' if fits else f'too much, {ours.agents:,} fit'}")
     call.out.result(
         call.command,
         ok=fits,
@@ -137,7 +142,7 @@ def plan(
         agents=ours.agents,
         agent_bytes=ours.bytes,
         wanted=agents,
-        paper=asdict(paper) if paper else None,
+        paper=asdict(counts) if counts else None,
     )
     if not fits:
         raise typer.Exit(1)

@@ -5,7 +5,7 @@ cache is made of is found as it is for a model that runs, in a few megabytes, wh
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.utils import _get_classes
 
+from amem_cli.engine import paper
 from amem_cli.engine.fingerprint import read_config, read_json_object
 from amem_cli.engine.latent import absorb
 from amem_cli.engine.registry import find
@@ -21,10 +22,9 @@ from amem_cli.engine.sources import materialize
 from amem_cli.engine.spec import ModelCacheSpec, describe
 from kvstore.errors import ModelMismatchError, NotFoundError
 from kvstore.layout import Layout as StoreLayout
-from kvstore.shapes import CODECS, Codec, LayerGroup, bytes_per_token, fp16_bytes_per_token, state_parts
+from kvstore.shapes import Codec, LayerGroup, bytes_per_token, fp16_bytes_per_token, state_parts
 
-PAPER_CODEC = "q4-token"
-PUBLISHED_CONTEXT = 8192  # tokens of an agent in the paper's table
+_CHECK_CONFIG = "check its config.json"
 # what a model file raises for a config that is not one of its own
 _BROKEN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -66,23 +66,6 @@ class Layout:
     agents: int
 
 
-@dataclass(frozen=True)
-class Published:
-    """How many agents of 8,192 tokens the paper says fit into 10.2 GB, in float16 and in its 4-bit layout."""
-
-    model: str
-    fp16: int
-    q4: int
-
-
-# by model type, hidden size, layers, and query heads
-_PUBLISHED: dict[tuple[Any, ...], Published] = {
-    ("gemma3_text", 3840, 48, 16): Published("Gemma 3 12B", 3, 12),
-    ("deepseek_v2", 2048, 27, 16): Published("DeepSeek-Coder-V2-Lite", 4, 16),
-    ("llama", 4096, 32, 32): Published("Llama 3.1 8B", 9, 35),
-}
-
-
 def config_of(layout: StoreLayout, text: str, cache: Path) -> dict[str, Any]:
     """The config of the model that `text` names, or the one in the JSON file of that name. Nothing is fetched.
 
@@ -120,14 +103,29 @@ def plain_groups(config: dict[str, Any]) -> tuple[LayerGroup, ...]:
 
 def _unloaded(config: dict[str, Any]) -> Module:
     """The model, none of its weights ever computed, in the type that it runs in on this machine."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise ModelMismatchError("this config names no model_type", _CHECK_CONFIG)
     try:
         model_class, args_class = _get_classes(config)
+    except _BROKEN as error:
+        raise ModelMismatchError(f"mlx-lm has no model of the type {kind!r}", _CHECK_CONFIG) from error
+    try:
         model: Module = model_class(args_class.from_dict(config))
         model.set_dtype(_dtype(config))
     except _BROKEN as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ModelMismatchError(f"mlx-lm has no model for this config: {reason}", "check its config.json") from error
+        absent = ", ".join(_absent(config, args_class))
+        problem = f"lacks {absent}" if absent else f"does not make a model of the type {kind!r}: {reason}"
+        raise ModelMismatchError(f"this config {problem}", _CHECK_CONFIG) from error
     return model
+
+
+def _absent(config: dict[str, Any], args_class: Any) -> list[str]:
+    """What a model file wants in a config and has no value for, where it is not there."""
+    wanted = fields(args_class) if is_dataclass(args_class) else ()
+    needed = (field.name for field in wanted if field.default is MISSING and field.default_factory is MISSING)
+    return [name for name in needed if name not in config]
 
 
 def _dtype(config: dict[str, Any]) -> mx.Dtype:
@@ -172,14 +170,16 @@ def kept(groups: Sequence[LayerGroup], codec: Codec, tokens: int) -> Kept:
 def layouts(config: dict[str, Any], codec: Codec, context: int, memory: int) -> list[Layout]:
     """Agents of `context` tokens in `memory` bytes: in float16, in the paper's layout, and as amem keeps them.
 
+    The first two are the paper's formulas (arXiv 2603.04428, section 3): 2 bytes an element, and 0.281 times that.
     Raises ModelMismatchError.
     """
     plain, groups = plain_groups(config), describe_config(config).groups
-    paper = sum(paper_bytes_per_token(group) for group in plain)
+    expanded = "" if plain == groups else ", latents expanded"
+    q4 = sum(paper.bytes_per_token(group) for group in plain)
     sizes = [
-        ("float16", "all layers, the whole context", fp16_bytes(plain, context)),
-        ("4 bits", "the paper's layout: all layers, the whole context", round(paper * context) + _states(plain)),
-        ("amem", f"{codec.name}, what a cache really allocates", footprint(groups, codec, context)),
+        ("float16", f"all layers, the whole context{expanded}", fp16_bytes(plain, context)),
+        ("4 bits", "the same, in the paper's layout", round(q4 * context) + _states(plain)),
+        ("amem", f"what a cache really allocates, in {codec.name}", footprint(groups, codec, context)),
     ]
     return [Layout(name, what, size, memory // size if size else 0) for name, what, size in sizes]
 
@@ -189,17 +189,5 @@ def fp16_bytes(groups: Sequence[LayerGroup], context: int) -> int:
     return sum(fp16_bytes_per_token(group) for group in groups) * context + _states(groups)
 
 
-def paper_bytes_per_token(group: LayerGroup) -> float:
-    """Bytes that a token takes in the paper's layout, which knows no windows."""
-    return bytes_per_token(replace(group, window=None), CODECS[PAPER_CODEC])
-
-
 def _states(groups: Sequence[LayerGroup]) -> int:
     return sum(part.nbytes for group in groups for part in state_parts(group))
-
-
-def published(config: dict[str, Any]) -> Published | None:
-    """The paper's own figures, where the config is one of its three models'."""
-    text = {**config, **(config.get("text_config") or {})}
-    keys = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads")
-    return _PUBLISHED.get(tuple(text.get(key) for key in keys))

@@ -20,7 +20,7 @@ from tests.commands.conftest import Amem, lines
 from tests.configs import WINDOW
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "configs"
-BUDGET = int(10.2 * 2**30)  # bytes: the paper's 10.2 GB
+BUDGET = int(10.2 * 2**30)  # bytes
 Q4 = CODECS[DEFAULT_CODEC]
 
 # float16, the paper's layout, amem: agents of 8,192 tokens in the budget
@@ -29,7 +29,12 @@ CAPACITY = {
     "deepseek-coder-v2-lite": (4, 17, 148),
     "llama-3.1-8b": (10, 36, 35),
 }
-PUBLISHED = {"gemma-3-12b-it": (3, 12), "deepseek-coder-v2-lite": (4, 16), "llama-3.1-8b": (9, 35)}
+# the paper's counts, and the bytes of its 10.2 GB in the arithmetic that gives them
+PUBLISHED = {
+    "gemma-3-12b-it": (3, 12, BUDGET),
+    "deepseek-coder-v2-lite": (4, 16, 10_200 << 20),
+    "llama-3.1-8b": (9, 35, 10_200 << 20),
+}
 
 
 @pytest.mark.parametrize("name", CAPACITY)
@@ -37,8 +42,19 @@ def test_capacity_of_the_paper_s_models(name: str, amem: Amem) -> None:
     done = amem("model", "plan", str(CONFIGS / f"{name}.json"), "--memory", "10.2GiB", "--json")
     *rows, result = lines(done)
     assert tuple(row["agents"] for row in rows) == CAPACITY[name]
-    assert (result["paper"]["fp16"], result["paper"]["q4"]) == PUBLISHED[name]
+    assert tuple(result["paper"][key] for key in ("fp16", "q4", "memory")) == PUBLISHED[name]
     assert result["agents"] == CAPACITY[name][-1] and result["agent_bytes"] == rows[-1]["bytes"]
+
+
+def test_no_one_memory_gives_all_of_the_paper_s_counts() -> None:
+    """Each count says that there is room for so many agents, and none for one more."""
+    least, limit = 0, sys.maxsize
+    for name, (*counts, memory) in PUBLISHED.items():
+        planned = layouts(json.loads((CONFIGS / f"{name}.json").read_text()), Q4, 8192, memory)[:2]
+        assert [layout.agents for layout in planned] == counts
+        least = max(least, *(layout.agents * layout.bytes for layout in planned))
+        limit = min(limit, *((layout.agents + 1) * layout.bytes for layout in planned))
+    assert (least, limit) == (10_368 << 20, 10_240 << 20), "twelve of Gemma's, and ten of Llama's in float16"
 
 
 def test_sizes_follow_from_the_shapes_by_hand() -> None:
@@ -119,6 +135,8 @@ def test_a_number_of_agents_is_an_exit_code(amem: Amem) -> None:
     assert fits.returncode == 0 and "they fit" in fits.stderr
     too_many = amem("model", "plan", path, "--memory", "10.2GiB", "--agents", "36", "--json")
     assert (too_many.returncode, lines(too_many)[-1]["ok"]) == (1, False)
+    told = amem("model", "plan", path, "--memory", "10.2GiB", "--agents", "36")
+    assert told.returncode == 1 and "36 x 310 MB = 11.2 GB, of 11 GB: too much, 35 fit" in told.stderr
 
 
 @pytest.mark.parametrize("context", ["4096", "8192"])
@@ -139,15 +157,34 @@ def test_what_is_not_served_is_refused(amem: Amem, tmp_path: Path) -> None:
         assert "LayerCache" in lines(done)[-1]["message"]
 
 
-@pytest.mark.parametrize("config", [{}, {"model_type": "no_such_model"}, {"model_type": "qwen3"}, {"model_type": 3}])
-def test_a_config_that_is_none_is_told(config: dict[str, object]) -> None:
-    with pytest.raises(ModelMismatchError, match="no model for this config"):
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({}, "names no model_type"),
+        ({"model_type": 3}, "names no model_type"),
+        ({"model_type": "no_such_model"}, "no model of the type 'no_such_model'"),
+        ({"model_type": "base"}, "no model of the type 'base'"),
+        ({"model_type": "qwen3", "hidden_size": 64}, "lacks num_hidden_layers, intermediate_size, "),
+        ({**kinds.config_of("llama"), "hidden_size": 0}, "does not make a model of the type 'llama'"),
+        ({**kinds.config_of("llama"), "num_hidden_layers": "4"}, "does not make a model of the type 'llama'"),
+    ],
+)
+def test_a_config_that_is_none_is_told(config: dict[str, object], told: str) -> None:
+    with pytest.raises(ModelMismatchError, match=told):
         describe_config(config)
+
+
+@pytest.mark.parametrize(("kind", "expanded"), [("deepseek_v2", True), ("deepseek_v3", False)])
+def test_latents_are_counted_as_mlx_lm_caches_them(kind: str, expanded: bool) -> None:
+    float16 = layouts(kinds.config_of(kind), Q4, 8192, BUDGET)[0]
+    assert float16.what.endswith("latents expanded") == expanded
 
 
 def test_bad_arguments(amem: Amem, tmp_path: Path) -> None:
     path = str(CONFIGS / "llama-3.1-8b.json")
     assert amem("model", "plan", path, "--memory", "much").returncode == 2
+    assert amem("model", "plan", path, "--memory=-1G").returncode == 2
     assert amem("model", "plan", path, "--memory", "1G", "--context", "0").returncode == 2
+    assert amem("model", "plan", path, "--memory", "1G", "--context", str(2**31)).returncode == 2
     assert amem("model", "check", str(tmp_path / "none.json")).returncode == 4
     assert amem("model", "check", "org/not-here").returncode == 4
