@@ -35,6 +35,8 @@ def install() -> None:
 
 def _dispatch(queries: mx.array, keys: Any, values: Any, *args: Any, **kwargs: Any) -> mx.array:
     if isinstance(keys, Handle | RowHandles):
+        if values is not keys:
+            raise TypeError("attention on codes needs the handle both as keys and as values")
         return _from_mlx_lm(queries, keys, *args, **kwargs)
     return _original(queries, keys, values, *args, **kwargs)
 
@@ -66,6 +68,8 @@ def decode_attention(
     first. `sinks` [heads] are logits that take part in the softmax and carry no value.
     """
     cache, layer, bits = handle.cache, handle.layer, handle.cache.codec.bits
+    latent = cache.group.latent  # keys and values at once
+    value_axis, recent_v = (cache.axes.keys, cache.recent_k) if latent else (cache.axes.values, cache.recent_v)
     heads, dim = queries.shape[1], queries.shape[3]
     kv_heads = handle.keys.shape[1]
     repeats = heads // kv_heads
@@ -83,11 +87,11 @@ def decode_attention(
     at = 0
     out = mx.zeros((kv_heads, repeats, handle.values.shape[3]), dtype=q.dtype)
     for slab, slots in cache.used_slots():
-        values = slab.values(slice(0, slots), layer)
+        values = (slab.keys if latent else slab.values)(slice(0, slots), layer)
         w = weights[..., at : at + slots * BLOCK_TOKENS].reshape(kv_heads, repeats, slots, BLOCK_TOKENS)
-        out = out + weighted(w.transpose(2, 0, 1, 3), values, cache.axes.values, bits).sum(axis=0)
+        out = out + weighted(w.transpose(2, 0, 1, 3), values, value_axis, bits).sum(axis=0)
         at += slots * BLOCK_TOKENS
-    out = out + weights[..., at : at + GROUP_TOKENS] @ cache.recent_v.array[layer].astype(q.dtype)
+    out = out + weights[..., at : at + GROUP_TOKENS] @ recent_v.array[layer].astype(q.dtype)
     out = out + weights[..., at + GROUP_TOKENS :] * handle.values[0]
     return out.reshape(1, heads, 1, -1)
 
