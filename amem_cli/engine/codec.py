@@ -11,6 +11,8 @@ import mlx.core as mx
 
 from kvstore.shapes import GROUP_TOKENS, Axis, Codec, LayerGroup, stored_axes
 
+MANY_ROWS = 16  # query heads to a head of keys, from which on dequantizing a slab first is quicker on the CPU
+
 
 class Quantized(NamedTuple):
     """Codes of keys or values, quantized along the last axis.
@@ -50,12 +52,27 @@ def dequantize(q: Quantized, axis: Axis, bits: int, dtype: mx.Dtype) -> mx.array
 
 def scores(queries: mx.array, keys: Quantized, axis: Axis, bits: int) -> mx.array:
     """queries [..., rows, dim] times quantized keys, transposed: [..., rows, tokens]."""
+    if _decoded_once(queries):
+        return queries @ _plain(keys, axis, bits, queries).swapaxes(-1, -2)
     return _matmul(queries, keys, transpose=axis == "channel", bits=bits)
 
 
 def weighted(weights: mx.array, values: Quantized, axis: Axis, bits: int) -> mx.array:
     """weights [..., rows, tokens] times quantized values: [..., rows, dim]."""
+    if _decoded_once(weights):
+        return weights @ _plain(values, axis, bits, weights)
     return _matmul(weights, values, transpose=axis == "token", bits=bits)
+
+
+def _decoded_once(x: mx.array) -> bool:
+    """Whether so many rows [..., rows, n] share codes that the CPU, which decodes them anew for each, takes longer."""
+    return x.shape[-2] >= MANY_ROWS and mx.default_device().type == mx.DeviceType.cpu
+
+
+def _plain(q: Quantized, axis: Axis, bits: int, beside: mx.array) -> mx.array:
+    """The codes dequantized in the type of `beside` and not before it is there: other layers' would fill memory."""
+    packed, scales, biases = mx.depends([*q], [beside])
+    return dequantize(Quantized(packed, scales, biases), axis, bits, beside.dtype)
 
 
 def _matmul(x: mx.array, w: Quantized, transpose: bool, bits: int) -> mx.array:
