@@ -5,8 +5,8 @@ looks at the type of `keys` alone: layers that share their keys pass no cache, o
 
 For one query q the scores over a block are `quantized_matmul(q, codes of keys)`, over the recent tokens and the one
 being fed a plain matmul; one softmax runs over all of them, and the weights go back through the same three matmuls.
-Nothing is dequantized. Columns that hold no visible token get a weight of exactly zero. The order of the blocks in
-the sums depends on the position alone, so a resumed run adds the same numbers in the same order.
+No past is put together in full precision. Columns that hold no visible token get a weight of exactly zero. The order
+of the blocks in the sums depends on the position alone, so a resumed run adds the same numbers in the same order.
 """
 
 import sys
