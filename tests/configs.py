@@ -163,6 +163,7 @@ EXTRA: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "deepseek_v2": {"rope_scaling": _YARN},
+    "deepseek_v3": {"num_attention_heads": 16},  # so many that a step decodes its codes once for all of them
     "deepseek_v32": {"index_head_dim": 64, "index_n_heads": 4, "index_topk": 128},
     "exaone": {"num_layers": 4},
     "exaone4": {"rope_scaling": None, "sliding_window_pattern": "LG"},

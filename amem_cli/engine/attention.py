@@ -5,9 +5,9 @@ looks at the type of `keys` alone: layers that share their keys pass no cache, o
 
 For one query q the scores over a block are `quantized_matmul(q, codes of keys)`, over the recent tokens and the one
 being fed a plain matmul; one softmax runs over all of them, and the weights go back through the same three matmuls.
-Nothing is dequantized. What refines the first tokens adds to their scores and to the output. Columns that hold no
-visible token get a weight of exactly zero. The order of the blocks in the sums depends on the position alone, so a
-resumed run adds the same numbers in the same order.
+No past is put together in full precision. What refines the first tokens adds to their scores and to the output. Columns
+that hold no visible token get a weight of exactly zero. The order of the blocks in the sums depends on the position
+alone, so a resumed run adds the same numbers in the same order.
 """
 
 import sys
@@ -36,6 +36,8 @@ def install() -> None:
 
 def _dispatch(queries: mx.array, keys: Any, values: Any, *args: Any, **kwargs: Any) -> mx.array:
     if isinstance(keys, Handle | RowHandles):
+        if values is not keys:
+            raise TypeError("attention on codes needs the handle both as keys and as values")
         return _from_mlx_lm(queries, keys, *args, **kwargs)
     return _original(queries, keys, values, *args, **kwargs)
 
@@ -67,6 +69,8 @@ def decode_attention(
     first. `sinks` [heads] are logits that take part in the softmax and carry no value.
     """
     cache, layer, bits = handle.cache, handle.layer, handle.cache.codec.bits
+    latent = cache.group.latent  # keys and values at once
+    value_axis, recent_v = (cache.axes.keys, cache.recent_k) if latent else (cache.axes.values, cache.recent_v)
     heads, dim = queries.shape[1], queries.shape[3]
     kv_heads = handle.keys.shape[1]
     repeats = heads // kv_heads
@@ -88,14 +92,14 @@ def decode_attention(
     at = 0
     out = mx.zeros((kv_heads, repeats, handle.values.shape[3]), dtype=q.dtype)
     for slab, slots in cache.used_slots():
-        values = slab.values(slice(0, slots), layer)
+        values = (slab.keys if latent else slab.values)(slice(0, slots), layer)
         w = weights[..., at : at + slots * BLOCK_TOKENS].reshape(kv_heads, repeats, slots, BLOCK_TOKENS)
-        out = out + weighted(w.transpose(2, 0, 1, 3), values, cache.axes.values, bits).sum(axis=0)
+        out = out + weighted(w.transpose(2, 0, 1, 3), values, value_axis, bits).sum(axis=0)
         at += slots * BLOCK_TOKENS
     if cache.rest and at:
-        rest, refined = cache.rest.values(slice(0, 1), layer), cache.codec.refined
-        out = out + weighted(weights[None, ..., :refined], rest, cache.axes.values, bits)[0]
-    out = out + weights[..., at : at + GROUP_TOKENS] @ cache.recent_v.array[layer].astype(q.dtype)
+        rest = (cache.rest.keys if latent else cache.rest.values)(slice(0, 1), layer)
+        out = out + weighted(weights[None, ..., : cache.codec.refined], rest, value_axis, bits)[0]
+    out = out + weights[..., at : at + GROUP_TOKENS] @ recent_v.array[layer].astype(q.dtype)
     out = out + weights[..., at + GROUP_TOKENS :] * handle.values[0]
     return out.reshape(1, heads, 1, -1)
 

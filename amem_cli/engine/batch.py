@@ -2,8 +2,8 @@
 
 Rows are the agents' own caches. Nothing is padded, merged, split or copied, so agents join and leave between any two
 steps, and a row's result depends on its neighbours by float rounding only. Models that cannot take one offset a row
-(they do integer arithmetic on it), and those with recurrent layers or layers that compute on the keys themselves, run
-one row at a time.
+(they do integer arithmetic on it), and those with latents, recurrent layers or layers that compute on the keys
+themselves, run one row at a time.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,8 @@ class _RowsLayer:
             handle, _ = row.update_and_fetch(keys[i : i + 1], values[i : i + 1])
             assert isinstance(handle, Handle)
             handles.append(handle)
-        return RowHandles(handles), RowHandles(handles)
+        both = RowHandles(handles)
+        return both, both
 
     def make_mask(
         self,
@@ -81,7 +82,9 @@ def decode_together(model: Module, feeders: Sequence[Feeder], tokens: Sequence[i
 
 def can_batch(model: Module, spec: ModelCacheSpec) -> bool:
     """Whether the model takes several rows, found by describing a step of two. Nothing is evaluated."""
-    if spec.arrays_only or any(n is not None for n in spec.lists) or any(g.kind == "recurrent" for g in spec.groups):
+    if spec.arrays_only or any(n is not None for n in spec.lists):
+        return False
+    if any(group.kind == "recurrent" or group.latent for group in spec.groups):
         return False
     pool = SlabPool()
     rows = [spec.new_cache(CODECS[DEFAULT_CODEC], pool) for _ in range(2)]

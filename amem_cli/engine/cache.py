@@ -5,7 +5,8 @@ One `AgentCache` serves one conversation. The model sees a `LayerCache` for each
 
 - Prefill (many queries) gets plain arrays back: the past of that layer, dequantized, then the chunk's own keys and
   values in full precision. The model's attention and masks do the rest.
-- Decode (one query) gets a `Handle` back; `attention` computes on the quantized blocks themselves.
+- Decode (one query) gets a `Handle` back; `attention` computes on the quantized blocks themselves. Latents are keys and
+  values at once: beside their handle the layer gets the rotated part of its keys, which is small, as an array.
 
 After the pass `settle` evaluates it and takes its keys and values in: whole groups of 64 tokens are quantized and
 copied into their block, the rest becomes recent. A pass never crosses a multiple of 256 tokens, so a block's codes
@@ -26,7 +27,10 @@ from kvstore.shapes import Codec, LayerGroup
 
 
 class Handle:
-    """Stands for the keys and values of one layer in a decode step; only `attention` knows what to do with it."""
+    """Stands for the keys and values of one layer in a decode step; only `attention` knows what to do with it.
+
+    For a layer of latents both are the latents.
+    """
 
     def __init__(self, cache: GroupCache, layer: int, keys: mx.array, values: mx.array) -> None:
         self.cache = cache
@@ -62,21 +66,27 @@ class LayerCache:
         fresh = self._cache.fresh.get(self._layer)
         return self._cache.offset + (fresh[0].shape[2] if fresh else 0)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array] | tuple[Handle, Handle]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array | Handle, mx.array | Handle]:
         """Take this pass's keys and values, [1, heads, tokens, dim]; give what attention is to run over."""
         self._cache.fresh[self._layer] = (keys, values)
         return self.keys_and_values()
 
-    def keys_and_values(self) -> tuple[mx.array, mx.array] | tuple[Handle, Handle]:
+    def keys_and_values(self) -> tuple[mx.array | Handle, mx.array | Handle]:
         """What `update_and_fetch` gave in this pass: a layer without keys of its own asks another's cache."""
-        cache = self._cache
-        keys, values = cache.fresh[self._layer]
-        if keys.shape[2] == 1 and self._by_handle:
-            handle = Handle(cache, self._layer, keys, values)
-            return handle, handle
-        if cache.offset == 0:
+        keys, values = self._cache.fresh[self._layer]
+        if keys.shape[2] > 1 or not self._by_handle:
+            return self._arrays()
+        if self._cache.group.latent:
+            return Handle(self._cache, self._layer, keys, keys), self._arrays()[1]
+        handle = Handle(self._cache, self._layer, keys, values)
+        return handle, handle
+
+    def _arrays(self) -> tuple[mx.array, mx.array]:
+        """The keys and values of all that this pass can see, [1, heads, tokens, dim]. One left unused costs nothing."""
+        keys, values = self._cache.fresh[self._layer]
+        if self._cache.offset == 0:
             return keys, values
-        past_k, past_v = cache.past(self._layer, keys.dtype)
+        past_k, past_v = self._cache.past(self._layer, keys.dtype)
         return mx.concatenate([past_k, keys], axis=2), mx.concatenate([past_v, values], axis=2)
 
     def make_mask(
@@ -141,6 +151,8 @@ class AgentCache:
     for those of a `CacheList`.
     """
 
+    group_cache: type[GroupCache] = GroupCache
+
     def __init__(
         self,
         groups: Sequence[LayerGroup],
@@ -151,7 +163,7 @@ class AgentCache:
     ) -> None:
         self.codec = codec
         self.parts = [
-            StateCache(group) if group.kind == "recurrent" else GroupCache(group, codec, pool) for group in groups
+            StateCache(group) if group.kind == "recurrent" else self.group_cache(group, codec, pool) for group in groups
         ]
         self.groups = [part for part in self.parts if isinstance(part, GroupCache)]
         self.states = [part for part in self.parts if isinstance(part, StateCache)]

@@ -11,6 +11,8 @@ import mlx.core as mx
 
 from kvstore.shapes import GROUP_TOKENS, Axis, Codec, LayerGroup, stored_axes
 
+MANY_ROWS = 16  # query heads to a head of keys, from which on dequantizing a slab first is quicker on the CPU
+
 
 class Quantized(NamedTuple):
     """Codes of keys or values, quantized along the last axis.
@@ -37,9 +39,20 @@ def axes_of(group: LayerGroup, codec: Codec) -> Axes:
 
 
 def quantize(x: mx.array, axis: Axis, bits: int) -> Quantized:
-    """Quantize x, bfloat16 [..., tokens, dim] with tokens a multiple of 64."""
-    rows = x.swapaxes(-1, -2) if axis == "token" else x
-    return Quantized(*mx.quantize(rows, group_size=GROUP_TOKENS, bits=bits))
+    """Quantize x, bfloat16 [..., tokens, dim] with tokens a multiple of 64.
+
+    Along the channels as `mx.quantize` does it: zero is a code, and one end of the range may be cut by half a step.
+    Along the tokens both ends are codes, since a channel's extremes count for more than its zero: the least element
+    is taken off first, so that the range that is quantized begins at zero.
+    """
+    if axis == "channel":
+        return Quantized(*mx.quantize(x, group_size=GROUP_TOKENS, bits=bits))
+    groups = mx.unflatten(x.astype(mx.float32), -2, (-1, GROUP_TOKENS))
+    least = groups.min(axis=-2, keepdims=True)  # [..., groups, 1, dim]
+    rows = (groups - least).flatten(-3, -2).swapaxes(-1, -2)
+    packed, scales, biases = mx.quantize(rows, group_size=GROUP_TOKENS, bits=bits)
+    biases = biases + least.squeeze(-2).swapaxes(-1, -2)
+    return Quantized(packed, scales.astype(mx.bfloat16), biases.astype(mx.bfloat16))
 
 
 def dequantize(q: Quantized, axis: Axis, bits: int, dtype: mx.Dtype) -> mx.array:
@@ -50,12 +63,27 @@ def dequantize(q: Quantized, axis: Axis, bits: int, dtype: mx.Dtype) -> mx.array
 
 def scores(queries: mx.array, keys: Quantized, axis: Axis, bits: int) -> mx.array:
     """queries [..., rows, dim] times quantized keys, transposed: [..., rows, tokens]."""
+    if _decoded_once(queries):
+        return queries @ _plain(keys, axis, bits, queries).swapaxes(-1, -2)
     return _matmul(queries, keys, transpose=axis == "channel", bits=bits)
 
 
 def weighted(weights: mx.array, values: Quantized, axis: Axis, bits: int) -> mx.array:
     """weights [..., rows, tokens] times quantized values: [..., rows, dim]."""
+    if _decoded_once(weights):
+        return weights @ _plain(values, axis, bits, weights)
     return _matmul(weights, values, transpose=axis == "token", bits=bits)
+
+
+def _decoded_once(x: mx.array) -> bool:
+    """Whether so many rows [..., rows, n] share codes that the CPU, which decodes them anew for each, takes longer."""
+    return x.shape[-2] >= MANY_ROWS and mx.default_device().type == mx.DeviceType.cpu
+
+
+def _plain(q: Quantized, axis: Axis, bits: int, beside: mx.array) -> mx.array:
+    """The codes dequantized in the type of `beside` and not before it is there: other layers' would fill memory."""
+    packed, scales, biases = mx.depends([*q], [beside])
+    return dequantize(Quantized(packed, scales, biases), axis, bits, beside.dtype)
 
 
 def _matmul(x: mx.array, w: Quantized, transpose: bool, bits: int) -> mx.array:

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
-from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models import base
 
 _PARTS = ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj", "rope", "scale", "num_heads", "q_lora_rank")
 
@@ -51,7 +51,7 @@ class LatentAttention(Module):
         latent, key_part = cache.update_and_fetch(latent, of.rope(key_part[:, None], offset))
 
         bias = (of.rope(rotated, offset) * of.scale) @ key_part.swapaxes(-1, -2)  # [batch, heads, tokens, all tokens]
-        visible = create_causal_mask(tokens, latent.shape[2] - tokens) if isinstance(mask, str) else mask
+        visible = base.create_causal_mask(tokens, offset) if isinstance(mask, str) else mask
         if visible is not None:
             bias = mx.where(visible, bias, mx.finfo(bias.dtype).min)
         if tokens == 1:
@@ -63,7 +63,10 @@ class LatentAttention(Module):
         return answer
 
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array) -> mx.array:
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.expanded.scale, mask=bias)
+        # looked up at each call: in decode a handle may stand for the latents, and the seam knows it
+        scale = self.expanded.scale
+        out: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache=None, scale=scale, mask=bias)
+        return out
 
 
 def _weight(linear: Any) -> mx.array:

@@ -1,8 +1,9 @@
 """What a model's cache is made of, found by looking: the caches it makes, and one probing pass.
 
 Nothing is known by model name. `make_cache` tells each layer's kind, a pass through those caches tells heads, dims
-and states, and a decode step through the real cache tells which layers compute on the keys themselves instead of
-handing them to attention. Graphs are built and never evaluated, so probing costs no arithmetic, and no weight is read.
+and states, and a decode step after a long past tells which layers hand what they get to attention, which of them keep
+latents, and which compute on their keys themselves. Graphs are built and never evaluated, so probing costs no
+arithmetic, and no weight is read.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache,
 
 from amem_cli.engine import attention
 from amem_cli.engine.cache import AgentCache, LayerCache
+from amem_cli.engine.group import GroupCache
 from amem_cli.engine.slab import SlabPool
 from kvstore.errors import ModelMismatchError
 from kvstore.shapes import CODECS, DEFAULT_CODEC, Codec, Dtype, LayerGroup, Part
@@ -22,6 +24,7 @@ from kvstore.shapes import CODECS, DEFAULT_CODEC, Codec, Dtype, LayerGroup, Part
 _DTYPES: dict[mx.Dtype, Dtype] = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16"}
 # what a model's own code raises for what it is not made for
 _FAILED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_LONG = 1 << 16  # tokens: more than a sparse indexer lets a query see, so that it begins to choose
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,7 @@ def describe(model: Module) -> ModelCacheSpec:
         _pass(model, caches, 3)
         if states != {place: _look(leaves[place]) for place in states}:
             raise ModelMismatchError("this model has a state that grows with the text, which amem does not serve")
-    groups = _group(looks)
-    arrays_only = _arrays_only(model, groups, lists)
-    return ModelCacheSpec(tuple(_latent(group, arrays_only) for group in groups), arrays_only, lists)
+    return _probe(model, _group(looks), lists)
 
 
 def _pass(model: Any, caches: Sequence[Any], tokens: int) -> None:
@@ -117,28 +118,50 @@ def _group(looks: dict[int, LayerGroup]) -> tuple[LayerGroup, ...]:
     )
 
 
-def _arrays_only(model: Any, groups: tuple[LayerGroup, ...], lists: Sequence[int | None]) -> frozenset[int]:
-    """Caches whose layers trip over a handle; each failed probe finds one more group of them."""
-    found: frozenset[int] = frozenset()
+class _LongPast(GroupCache):
+    """A layer group after `_LONG` tokens, which are described and never computed: they take no memory."""
+
+    held_blocks = 0
+
+    def past(self, layer: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:  # noqa: ARG002
+        lead = (1, self.group.kv_heads, self.offset - self.group.first_needed(self.offset))
+        return mx.zeros((*lead, self.group.key_dim), dtype), mx.zeros((*lead, self.group.value_dim), dtype)
+
+
+class _LongCache(AgentCache):
+    group_cache = _LongPast
+
+
+def _probe(model: Any, groups: tuple[LayerGroup, ...], lists: tuple[int | None, ...]) -> ModelCacheSpec:
+    """Find out how each group is read in decode; each step that fails tells more about one of them.
+
+    A group that trips over a handle for its keys and values, and looks like latents, may take one for the latents.
+    What trips over that too, or does not look like it, gets arrays.
+    """
+    arrays_only: frozenset[int] = frozenset()
     while True:
-        cache = AgentCache(groups, CODECS[DEFAULT_CODEC], SlabPool(), found, lists)
+        cache = _LongCache(groups, CODECS[DEFAULT_CODEC], SlabPool(), arrays_only, lists)
+        cache.offset = _LONG
         try:
             model(mx.zeros((1, 1), dtype=mx.int32), cache=cache.layers)
         except _FAILED:
-            reached = [place for place, leaf in enumerate(cache.leaves) if isinstance(leaf, LayerCache) and leaf.offset]
-            new = [place for place in reached if place not in found]
-            if not new:
+            reached = [i for i, leaf in enumerate(cache.leaves) if isinstance(leaf, LayerCache) and leaf.offset > _LONG]
+            by_handle = [place for place in reached if place not in arrays_only]
+            if not by_handle:
                 raise
-            found |= next(frozenset(group.layers) for group in groups if new[-1] in group.layers)
+            tripped = next(group for group in groups if by_handle[-1] in group.layers)
+            if _like_latents(tripped) and not tripped.latent:
+                groups = tuple(replace(group, latent=group.latent or group is tripped) for group in groups)
+            else:
+                arrays_only |= frozenset(tripped.layers)
         else:
-            return found
+            return ModelCacheSpec(groups, arrays_only, lists)
 
 
-def _latent(group: LayerGroup, arrays_only: frozenset[int]) -> LayerGroup:
-    """The group, marked where it keeps latents.
+def _like_latents(group: LayerGroup) -> bool:
+    """Whether these may be latents.
 
     Multi-head latent attention as mlx-lm has it stores one head of latents, and beside them the smaller rotated part
     of the keys, and computes on both.
     """
-    computed = arrays_only.issuperset(group.layers)
-    return replace(group, latent=computed and group.kv_heads == 1 and 0 < group.value_dim < group.key_dim)
+    return group.kv_heads == 1 and 0 < group.value_dim < group.key_dim

@@ -1,6 +1,8 @@
 """Decode attention against full precision over what the cache holds: the codec's error cancels out, so only the
 arithmetic's rounding is left. And against full precision over what was put in: the codec's error alone."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from mlx_lm.models import base
 from amem_cli.engine import attention as seam
 from amem_cli.engine.attention import decode_attention
 from amem_cli.engine.cache import Handle
+from amem_cli.engine.codec import MANY_ROWS
 from kvstore.shapes import CODECS
 from tests.engine.caches import Filled, attention, fill, held, layer_group
 
@@ -68,6 +71,11 @@ def test_window_sees_its_own_tokens_only(window: int, tokens: int) -> None:
     check(fill(layer_group(window=window), tokens), heads=4)
 
 
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_many_queries_to_a_key(codec: str) -> None:
+    check(fill(layer_group(), 330, codec), heads=2 * MANY_ROWS)
+
+
 def test_many_blocks_span_slabs() -> None:
     filled = fill(layer_group(layers=2), 17 * 256 + 70)
     assert len(filled.group.slabs) == 2
@@ -94,6 +102,51 @@ def test_additive_mask_over_the_last_tokens(window: int | None) -> None:
     filled = fill(layer_group(window=window), 300)
     bias = np.random.default_rng(1).normal(size=(1, 1, 1, 90)).astype(np.float32)
     check(filled, heads=4, mask=mx.array(bias))
+
+
+def latents(tokens: int, codec: str, heads: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One query over latents through the seam: what comes out, what should by what the cache holds, and by what was
+    put in. The rotated parts' scores come as an additive mask, as models of multi-head latent attention bring them."""
+    filled = fill(replace(layer_group(1, 128, 32), latent=True), tokens, codec)
+    queries, latent, rotated = (mx.random.normal((1, n, 1, dim)) for n, dim in ((heads, 160), (1, 128), (1, 32)))
+    handle, parts = filled.cache.layers[1].update_and_fetch(latent, rotated)
+    assert isinstance(handle, Handle) and parts.shape == (1, 1, tokens + 1, 32)
+    plain, turned = mx.split(queries, [128], axis=-1)
+    bias = (turned * 160**-0.5) @ parts.swapaxes(-1, -2)
+    seam.install()
+    out = base.scaled_dot_product_attention(plain, handle, handle, cache=None, scale=160**-0.5, mask=bias)
+
+    def plainly(past: np.ndarray, past_rotated: np.ndarray) -> np.ndarray:
+        values = np.concatenate([past, np.array(latent)[0]], axis=1)
+        keys = np.concatenate([values, np.concatenate([past_rotated, np.array(rotated)[0]], axis=1)], axis=-1)
+        visible = np.ones(tokens + 1, np.bool_)
+        return attention(np.array(queries)[0, :, 0], keys, values, 160**-0.5, visible)
+
+    put_in = np.array(filled.keys[1]), np.array(filled.values[1])
+    return np.array(out)[0, :, 0], plainly(*held(filled, 1)), plainly(*put_in)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 64, 255, 257, 600, 17 * 256 + 70])
+@pytest.mark.parametrize("codec", ["q4-channel", "q8-channel", "q4-token"])
+@pytest.mark.parametrize("heads", [4, MANY_ROWS])
+def test_latents_are_keys_and_values_at_once(tokens: int, codec: str, heads: int) -> None:
+    out, by_what_is_held, _ = latents(tokens, codec, heads)
+    np.testing.assert_allclose(out, by_what_is_held, rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize(("codec", "worst"), [("q8-channel", 0.15), ("q4-channel", 2.0)])
+def test_error_of_latents_is_the_codec_s(codec: str, worst: float) -> None:
+    out, _, expected = latents(512, codec)
+    assert ROUNDING < np.abs(out - expected).max() < worst
+
+
+def test_a_handle_for_keys_alone_is_refused() -> None:
+    filled = fill(replace(layer_group(1, 64, 32), latent=True), 70)
+    x = mx.random.normal((1, 1, 1, 64))
+    handle, parts = filled.cache.layers[0].update_and_fetch(x, x[..., :32])
+    seam.install()
+    with pytest.raises(TypeError, match="both as keys and as values"):
+        base.scaled_dot_product_attention(x, handle, parts, cache=None, scale=0.1, mask=None)
 
 
 def test_causal_mask_changes_nothing_for_one_query() -> None:

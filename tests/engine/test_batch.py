@@ -17,6 +17,7 @@ from amem_cli.engine.slab import SlabPool
 from amem_cli.engine.spec import describe
 from kvstore.layout import Layout
 from kvstore.shapes import CODECS, DEFAULT_CODEC
+from tests import kinds
 from tests.models import KINDS, Kind
 
 Tiny = Callable[[Kind], Path]
@@ -44,6 +45,11 @@ def filled(model: LoadedModel) -> Callable[[int], Feeder]:
         return feeder
 
     return make
+
+
+def test_models_on_latents_cannot_be_batched() -> None:
+    model = kinds.build("deepseek_v3")
+    assert not can_batch(model, describe(model))
 
 
 def test_the_tiny_models_can_be_batched(model: LoadedModel) -> None:

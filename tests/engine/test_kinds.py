@@ -9,6 +9,7 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
+from amem_cli.engine.latent import absorb
 from amem_cli.engine.slab import SlabPool
 from amem_cli.engine.spec import ModelCacheSpec, describe
 from kvstore.errors import ModelMismatchError
@@ -55,6 +56,7 @@ def divergences(model: Module, spec: ModelCacheSpec, *codecs: str) -> list[float
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_bits_are_close_and_four_are_looser(kind: str) -> None:
     model = kinds.build(kind)
+    absorb(model)  # as `load` does
     spec = describe(model)
     eight, four = divergences(model, spec, "q8-channel", DEFAULT_CODEC)
     if all(group.kind == "recurrent" for group in spec.groups):
@@ -118,8 +120,15 @@ def test_latents_are_quantized_along_the_tokens() -> None:
     (group,) = describe(kinds.build("deepseek_v3")).groups
     assert (group.kv_heads, group.key_dim, group.value_dim, group.latent) == (1, 128, 64, True)
     assert stored_axes(group, CODECS["q4-channel"]) == ("token", "token")
-    latent, indexer = describe(kinds.build("deepseek_v32")).groups
+
+
+def test_latents_that_an_indexer_chooses_from_are_read_as_arrays() -> None:
+    """It chooses once the text is longer than what it lets a query see, so a short probe would not show it."""
+    model: Any = kinds.build("deepseek_v32", index_topk=2048)
+    spec = describe(model)
+    latent, indexer = spec.groups
     assert latent.latent and not indexer.latent
+    assert spec.arrays_only.issuperset((*latent.layers, *indexer.layers))
 
 
 def test_keys_and_values_of_different_sizes_are_no_latents() -> None:
@@ -129,7 +138,7 @@ def test_keys_and_values_of_different_sizes_are_no_latents() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "computed"),
-    [("llama", False), ("gpt_oss", False), ("mixtral", False), ("gemma2", True), ("deepseek_v3", True), ("phi", True)],
+    [("llama", False), ("gpt_oss", False), ("mixtral", False), ("gemma2", True), ("deepseek_v3", False), ("phi", True)],
 )
 def test_who_computes_on_the_keys(kind: str, computed: bool) -> None:
     spec = describe(kinds.build(kind))
