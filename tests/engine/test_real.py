@@ -147,6 +147,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_the_cache_is_faithful_where_the_paper_s_codec_is_not(model: LoadedModel) -> None:
     """KL to full precision, in nats per token; benchmarks/fidelity.py prints it for any text."""
     ids = model.prompt.opening() + model.prompt.encode(handbook(500))
-    kl = {str(row["codec"]): float(row["KL"] or 0) for row in compare(model, ids[:321], 0, iter([64] * 5))}
+    scores = compare(model, ["q4-token", "q4-channel", "q8-channel"], ids[:321], context=0, step=64)
+    kl = {codec: score.kl for codec, score in scores.items()}
     assert 0 < kl["q8-channel"] < kl["q4-channel"] < 0.04
     assert kl["q4-token"] > 5 * kl["q4-channel"]
