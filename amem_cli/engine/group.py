@@ -19,7 +19,6 @@ from kvstore.shapes import (
     Axis,
     Codec,
     LayerGroup,
-    quantized_parts,
     recent_parts,
     refined_parts,
 )
@@ -39,9 +38,8 @@ class GroupCache:
         self._columns: npt.NDArray[np.int64] | None = None
         self._visible: mx.array | None = None
         # recent.k, recent.v: [layers, heads, 64, dim]
-        recent, refined = recent_parts(group, GROUP_TOKENS), refined_parts(group, codec)
-        pool.count(sum(part.nbytes for part in (*recent, *refined)))
-        self.rest = Slab(quantized_parts(group, codec, codec.refined), 1) if refined else None
+        recent = recent_parts(group, GROUP_TOKENS)
+        pool.count(sum(part.nbytes for part in recent))
         self.recent_k, self.recent_v = (Buffer(part) for part in recent)
 
     @property
@@ -57,13 +55,13 @@ class GroupCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(slab.nbytes for slab in self.slabs) + self._own_nbytes
+        slabs = sum(slab.nbytes for slab in self.slabs)
+        return slabs + self.recent_k.host.nbytes + self.recent_v.host.nbytes
 
     @property
-    def _own_nbytes(self) -> int:
-        """What it takes beside its slabs."""
-        rest = self.rest.nbytes if self.rest else 0
-        return rest + self.recent_k.host.nbytes + self.recent_v.host.nbytes
+    def rest(self) -> Slab | None:
+        """What refines the first tokens; None where the codec refines none, and where there are no blocks yet."""
+        return self.slabs[0].rest if self.slabs else None
 
     @property
     def _capacity(self) -> int:
@@ -73,10 +71,10 @@ class GroupCache:
         """The slab and slot of a block, allocated if need be. A window's slab is a ring."""
         if self.group.window is not None:
             if not self.slabs:
-                self.slabs.append(self._pool.take(self.group, self.codec))
+                self.slabs.append(self._pool.take(self.group, self.codec, first=True))
             return self.slabs[0], block % self.slabs[0].blocks
         while block >= self._capacity:
-            self.slabs.append(self._pool.take(self.group, self.codec))
+            self.slabs.append(self._pool.take(self.group, self.codec, first=not self.slabs))
         per_slab = self.slabs[0].blocks
         return self.slabs[block // per_slab], block % per_slab
 
@@ -89,7 +87,7 @@ class GroupCache:
         return slab.slot(slot)
 
     def _rest_of(self, block: int) -> list[HostArray]:
-        """The host's views of what refines a block."""
+        """The host's views of what refines a block that has its slot."""
         return self.rest.slot(0) if self.rest and block == 0 else []
 
     def groups(self, block: int, start: int, stop: int) -> list[HostArray]:
@@ -193,14 +191,14 @@ class GroupCache:
         if recent:
             k = mx.concatenate([self.recent_k.array[:, :, :recent], k], axis=2)
             v = mx.concatenate([self.recent_v.array[:, :, :recent], v], axis=2)
-        codes, rest = [], []
+        codes: list[mx.array] = []
+        rest: list[mx.array] = []
+        refined = not self.quantized and refined_parts(self.group, self.codec)
         for x, axis in ((k, self.axes.keys), (v, self.axes.values)):
-            codes.append(quantize(x[:, :, :whole], axis, self.codec.bits))
-            if self.rest and not self.quantized:
-                rest.append(self._left_over(x, codes[-1], axis))
-        return Intake(
-            tokens, 0, (*codes[0], *codes[1]), tuple(a for q in rest for a in q), k[:, :, whole:], v[:, :, whole:]
-        )
+            own = quantize(x[:, :, :whole], axis, self.codec.bits)
+            codes += own
+            rest += self._left_over(x, own, axis) if refined else ()
+        return Intake(tokens, 0, codes, rest, k[:, :, whole:], v[:, :, whole:])
 
     def _left_over(self, x: mx.array, codes: Quantized, axis: Axis) -> Quantized:
         """Codes of what `codes` leave of the first tokens of x, [layers, heads, tokens, dim]."""
@@ -216,13 +214,12 @@ class GroupCache:
         if intake.codes:
             start = self.quantized % BLOCK_TOKENS // GROUP_TOKENS
             stop = start + (self.offset % GROUP_TOKENS + intake.tokens) // GROUP_TOKENS
-            targets = self.groups(self.quantized // BLOCK_TOKENS, start, stop)
-            _put(intake.codes, targets)
+            _put(intake.codes, self.groups(self.quantized // BLOCK_TOKENS, start, stop))
         if intake.rest:
             _put(intake.rest, self._rest_of(0))
-        rest = intake.recent_k.shape[2]
-        if rest:
-            at = slice(intake.recent_at, intake.recent_at + rest)
+        recent = intake.recent_k.shape[2]
+        if recent:
+            at = slice(intake.recent_at, intake.recent_at + recent)
             self.recent_k.host[:, :, at] = _host(intake.recent_k)
             self.recent_v.host[:, :, at] = _host(intake.recent_v)
         self.offset += intake.tokens
@@ -243,7 +240,7 @@ class GroupCache:
         for slab in self.slabs:
             self._pool.give(self.group, self.codec, slab)
         self.slabs.clear()
-        self._pool.count(-self._own_nbytes)
+        self._pool.count(-self.recent_k.host.nbytes - self.recent_v.host.nbytes)
 
 
 @dataclass(frozen=True)
@@ -257,8 +254,8 @@ class Intake:
 
     tokens: int
     recent_at: int
-    codes: tuple[mx.array, ...]
-    rest: tuple[mx.array, ...]
+    codes: Sequence[mx.array]
+    rest: Sequence[mx.array]
     recent_k: mx.array
     recent_v: mx.array
 

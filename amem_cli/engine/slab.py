@@ -7,7 +7,7 @@ no NumPy type, so those parts are allocated as uint16 and seen by MLX through a 
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -50,11 +50,15 @@ class Buffer:
 
 
 class Slab:
-    """`blocks` blocks of quantized keys and values: for each of `parts` a buffer [blocks, *part's shape]."""
+    """`blocks` blocks of quantized keys and values: for each of `parts` a buffer [blocks, *part's shape].
 
-    def __init__(self, parts: Sequence[Part], blocks: int) -> None:
+    `rest`, a slab of one slot, holds what refines the first block.
+    """
+
+    def __init__(self, parts: Sequence[Part], blocks: int, rest: "Slab | None" = None) -> None:
         self.blocks = blocks
         self.buffers = {part.name: Buffer(part, (blocks,)) for part in parts}
+        self.rest = rest
 
     def keys(self, slots: slice, layer: int) -> Quantized:
         """The keys of one layer in some slots: [slots, heads, rows, ...]."""
@@ -74,12 +78,15 @@ class Slab:
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.host.nbytes for buffer in self.buffers.values())
+        own = sum(buffer.host.nbytes for buffer in self.buffers.values())
+        return own + (self.rest.nbytes if self.rest else 0)
 
     def clear(self) -> None:
         """Wipe it, so that the next user of this memory cannot see what the last one held."""
         for buffer in self.buffers.values():
             buffer.host.fill(0)
+        if self.rest:
+            self.rest.clear()
 
 
 def slab_blocks(group: LayerGroup, codec: Codec) -> int:
@@ -90,11 +97,20 @@ def slab_blocks(group: LayerGroup, codec: Codec) -> int:
     """
     if group.window is not None:
         return ring_blocks(group.window)
-    nbytes = sum(part.nbytes for part in quantized_parts(group, codec))
+    nbytes = _nbytes(quantized_parts(group, codec))
     blocks = MAX_BLOCKS
     while blocks > 1 and blocks * nbytes > SLAB_BYTES:
         blocks //= 2
     return blocks
+
+
+def slab_bytes(group: LayerGroup, codec: Codec) -> int:
+    """Bytes of a slab, without what refines the first one."""
+    return slab_blocks(group, codec) * _nbytes(quantized_parts(group, codec))
+
+
+def _nbytes(parts: Iterable[Part]) -> int:
+    return sum(part.nbytes for part in parts)
 
 
 def ring_blocks(window: int, block: int = 256) -> int:
@@ -112,21 +128,22 @@ class SlabPool:
     def __init__(self) -> None:
         self.limit: int | None = None  # bytes
         self.nbytes = 0  # of all buffers that there are, slabs not in use included
-        self._free: dict[tuple[LayerGroup, Codec], list[Slab]] = defaultdict(list)
+        self._free: dict[tuple[LayerGroup, Codec, bool], list[Slab]] = defaultdict(list)
 
-    def take(self, group: LayerGroup, codec: Codec) -> Slab:
-        """A slab of zeros for this layer group, pooled or new."""
-        free = self._free[group, codec]
+    def take(self, group: LayerGroup, codec: Codec, first: bool) -> Slab:
+        """A slab of zeros for this layer group, pooled or new; `first`: it holds the first block."""
+        refined = first and bool(refined_parts(group, codec))
+        free = self._free[group, codec, refined]
         if free:
             return free.pop()
-        parts, blocks = quantized_parts(group, codec), slab_blocks(group, codec)
-        self.count(blocks * sum(part.nbytes for part in parts))
-        return Slab(parts, blocks)
+        self.count(slab_bytes(group, codec) + refined * _nbytes(refined_parts(group, codec)))
+        rest = Slab(quantized_parts(group, codec, codec.refined), 1) if refined else None
+        return Slab(quantized_parts(group, codec), slab_blocks(group, codec), rest)
 
     def give(self, group: LayerGroup, codec: Codec, slab: Slab) -> None:
         """Put back a slab whose last reader is evaluated. It is wiped here: who takes it is in more of a hurry."""
         slab.clear()
-        self._free[group, codec].append(slab)
+        self._free[group, codec, slab.rest is not None].append(slab)
 
     def count(self, nbytes: int) -> None:
         """Say that so many bytes are allocated, or given up where it is less than zero."""
@@ -148,11 +165,9 @@ def footprint(groups: Sequence[LayerGroup], codec: Codec, tokens: int) -> int:
     """Bytes that a cache of `tokens` tokens takes in memory: whole slabs, what refines them, recent tokens, states."""
     total = 0
     for group in groups:
-        block = sum(part.nbytes for part in quantized_parts(group, codec))
-        per_slab = slab_blocks(group, codec) if block else 1
         blocks = -(-(tokens - tokens % GROUP_TOKENS) // BLOCK_TOKENS)
-        slabs = min(blocks, 1) if group.window is not None else -(-blocks // per_slab)
-        total += slabs * per_slab * block
-        others = (*refined_parts(group, codec), *recent_parts(group, GROUP_TOKENS), *state_parts(group))
-        total += sum(part.nbytes for part in others)
+        if blocks and group.kind != "recurrent":
+            slabs = 1 if group.window is not None else -(-blocks // slab_blocks(group, codec))
+            total += slabs * slab_bytes(group, codec) + _nbytes(refined_parts(group, codec))
+        total += _nbytes((*recent_parts(group, GROUP_TOKENS), *state_parts(group)))
     return total
