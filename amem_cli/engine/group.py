@@ -1,6 +1,6 @@
 """The blocks and recent tokens of one layer group of one agent, and the keys and values of the pass under way."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -42,8 +42,8 @@ class GroupCache:
 
     @property
     def nbytes(self) -> int:
-        buffers = [b for slab in self.slabs for b in slab.buffers.values()]
-        return sum(b.host.nbytes for b in (*buffers, self.recent_k, self.recent_v))
+        slabs = sum(slab.nbytes for slab in self.slabs)
+        return slabs + self.recent_k.host.nbytes + self.recent_v.host.nbytes
 
     @property
     def _capacity(self) -> int:
@@ -59,6 +59,20 @@ class GroupCache:
             self.slabs.append(self._pool.take(self.group, self.codec))
         per_slab = self.slabs[0].blocks
         return self.slabs[block // per_slab], block % per_slab
+
+    def begin(self, keys: Sequence[Hashable]) -> None:
+        """Take an empty cache's first slabs: those that are shared under `keys`, and new ones in place of others."""
+        self.slabs += [self._pool.take(self.group, self.codec, key) for key in keys]
+
+    def share(self, keys: Sequence[Hashable]) -> None:
+        """Share the first slabs, whose blocks are full, under keys that stand for their bytes and their domain."""
+        for i, key in enumerate(keys):
+            if self.slabs[i].key is None:
+                self.slabs[i] = self._pool.share(self.group, self.codec, self.slabs[i], key)
+
+    def shares(self, block: int) -> bool:
+        """Whether a block lies in a slab that is shared: it is there, and must not be written."""
+        return self._place(block)[0].key is not None
 
     def block(self, block: int) -> list[HostArray]:
         """The host's views of a block's quantized parts, each contiguous, in file order."""

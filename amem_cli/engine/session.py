@@ -106,9 +106,9 @@ class Engine:
                     turn.reused = tokens = state.manifest.tokens
                     return self._report(turn, domain=own, manifest=state.digest, tokens=tokens, changed=False)
             chosen = CODECS[codec] if codec else state.manifest.codec if state else CODECS[DEFAULT_CODEC]
-            turn.leave = yield Room(self.conversations.footprint(chosen, tokens))
+            turn.room = yield Room(self.conversations.footprint(chosen, tokens))
             with self.store.transaction(own) as txn:
-                turn.agent = agent = yield from self._opened(turn, own, state, wanted, replace, chosen, txn)
+                agent = turn.begin((yield from self._opened(turn, own, state, wanted, replace, chosen, txn)))
                 turn.reused = agent.cached
                 _, stopped = yield from turn.feed(agent, logits=False, after_pass=self._checkpoints(agent, turn, hold))
                 digest = self.conversations.commit(agent, hold, txn, "prefill", complete=not stopped)
@@ -259,6 +259,7 @@ class Engine:
         # blocks are written from the host's views; states are arrays of MLX, for its own thread only
         digest: str = write() if agent.feeder.cache.states else (yield Work(write))
         turn.hand_on()
+        agent.share()
         self.residents.put(agent)
         return digest
 
@@ -278,12 +279,12 @@ class Engine:
         turn.before = state.digest
         self.conversations.check_model(state)
         most = min(state.manifest.tokens + more, self.model.context_length or sys.maxsize)
-        turn.leave = yield Room(self.conversations.footprint(state.manifest.codec, most), state.agent.id)
-        turn.agent = self.residents.take(state.agent.id, state.digest)
-        if turn.agent is None:
-            turn.agent = yield from self.conversations.resume(state)
-        turn.reused = turn.agent.cached
-        return turn.agent
+        turn.room = yield Room(self.conversations.footprint(state.manifest.codec, most), state.agent.id)
+        agent = self.residents.take(state.agent.id, state.digest)
+        if agent is None:
+            agent = yield from self.conversations.resume(state)
+        turn.reused = agent.cached
+        return turn.begin(agent)
 
     def _length(self, texts: Sequence[Text]) -> int:
         """Tokens that texts may become, with what a template puts around them."""

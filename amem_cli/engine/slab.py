@@ -4,10 +4,13 @@ A slab holds a few blocks of one layer group, block-major, so that a block on di
 part. Only host writes change a slab, through its NumPy views, and only after the pass that read it is evaluated: a
 slice write by MLX would copy the whole buffer while anything still holds it and leave the view stale. bfloat16 has
 no NumPy type, so those parts are allocated as uint16 and seen by MLX through a view of the same memory.
+
+A slab has one writer until all of its blocks are full. From then on nothing changes it, and agents of one domain that
+have those blocks in common may share it.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -54,6 +57,9 @@ class Slab:
     def __init__(self, group: LayerGroup, codec: Codec, blocks: int) -> None:
         self.blocks = blocks
         self.buffers = {part.name: Buffer(part, (blocks,)) for part in quantized_parts(group, codec)}
+        self.nbytes = sum(buffer.host.nbytes for buffer in self.buffers.values())
+        self.users = 1
+        self.key: Hashable = None  # what it is shared under; until then one agent fills it
 
     def keys(self, slots: slice, layer: int) -> Quantized:
         """The keys of one layer in some slots: [slots, heads, rows, ...]."""
@@ -71,12 +77,9 @@ class Slab:
         """The host's views of one block, a contiguous array for each part, in file order."""
         return [buffer.host[index] for buffer in self.buffers.values()]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.host.nbytes for buffer in self.buffers.values())
-
     def clear(self) -> None:
         """Wipe it, so that the next user of this memory cannot see what the last one held."""
+        self.users, self.key = 1, None
         for buffer in self.buffers.values():
             buffer.host.fill(0)
 
@@ -102,7 +105,7 @@ def ring_blocks(window: int, block: int = 256) -> int:
 
 
 class SlabPool:
-    """All memory of agents' caches, and the slabs that are not in use, by shape.
+    """All memory of agents' caches: the slabs that are shared, and those that are not in use, by shape.
 
     Memory that was touched before is filled several times as fast. With a `limit`, free slabs are given up before it
     would be passed.
@@ -112,9 +115,13 @@ class SlabPool:
         self.limit: int | None = None  # bytes
         self.nbytes = 0  # of all buffers that there are, slabs not in use included
         self._free: dict[tuple[LayerGroup, Codec], list[Slab]] = defaultdict(list)
+        self._shared: dict[Hashable, Slab] = {}
 
-    def take(self, group: LayerGroup, codec: Codec) -> Slab:
-        """A slab of zeros for this layer group, pooled or new."""
+    def take(self, group: LayerGroup, codec: Codec, key: Hashable = None) -> Slab:
+        """The slab that is shared under `key`, else one of zeros for this layer group, pooled or new."""
+        if key in self._shared:
+            self._shared[key].users += 1
+            return self._shared[key]
         free = self._free[group, codec]
         if free:
             return free.pop()
@@ -122,8 +129,27 @@ class SlabPool:
         self.count(slab_bytes)
         return Slab(group, codec, slab_blocks(group, codec))
 
+    def share(self, group: LayerGroup, codec: Codec, slab: Slab, key: Hashable) -> Slab:
+        """Share a full slab under a key that stands for its bytes, and its domain. Returns the one to be used.
+
+        That is another one where an agent was first; `slab` is given back then.
+        """
+        first = self._shared.setdefault(key, slab)
+        first.key = key
+        if first is not slab:
+            first.users += 1
+            self.give(group, codec, slab)
+        return first
+
     def give(self, group: LayerGroup, codec: Codec, slab: Slab) -> None:
-        """Put back a slab whose last reader is evaluated. It is wiped here: who takes it is in more of a hurry."""
+        """Put back a slab whose last reader is evaluated; others may still use it.
+
+        It is wiped here: who takes it is in more of a hurry.
+        """
+        slab.users -= 1
+        if slab.users:
+            return
+        self._shared.pop(slab.key, None)
         slab.clear()
         self._free[group, codec].append(slab)
 

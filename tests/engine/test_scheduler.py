@@ -21,6 +21,7 @@ from amem_cli.engine.slab import footprint
 from amem_cli.engine.steps import Pass, Room, Steps, Work
 from amem_cli.engine.transcript import Text
 from kvstore.errors import DamageError, NoSpaceError, UsageError
+from kvstore.lifecycle import fork
 from kvstore.naming import Ref
 from kvstore.shapes import CODECS, DEFAULT_CODEC
 from kvstore.store import Store
@@ -172,6 +173,38 @@ def test_a_budget_changes_no_answer_and_is_never_passed(
         assert result.reused == known.get(result.agent, 0)
         assert result.reused + result.prefilled + max(result.generated, 1) == result.tokens
         known[result.agent] = result.tokens - 1
+
+
+def twice_each(many: Turns, names: Sequence[str]) -> tuple[list[str | None], int]:
+    """What agents say in two turns each, and how many spoke at the same time. No budget is passed."""
+    for n, name in enumerate((*names, *names)):
+        many.chat(name, f"I say {n}.", 16)
+    pool, residents, tickets, together = many.engine.conversations.pool, many.engine.residents, many.tickets, 0
+
+    def look() -> bool:
+        nonlocal together
+        if pool.limit is not None:
+            assert residents.nbytes <= pool.limit and pool.nbytes <= pool.limit
+        together = max(together, sum(ticket.decoded > 0 and not ticket.future.done() for ticket in tickets))
+        return False
+
+    return [result.text for result in many.run(look)], together
+
+
+def test_forks_share_a_budget(endless: Path, place: Place) -> None:
+    """Three run at once where two of their size would fit, and say what they say with all the memory there is."""
+    free = turns(place, endless, batched=False)
+    parent = free.engine.prefill("f0", [Text(SENTENCE * (4500 // len(SENTENCE)))])
+    names = [f"f{n}" for n in range(6)]
+    for name in (*names[1:], *(f"again{n}" for n in range(6))):
+        fork(place.store, Ref("f0"), name)
+    size = footprint(free.engine.spec.groups, CODEC, parent.tokens + 200)
+    entry = find(place.store.layout, str(endless))
+    tight = Turns(Engine(place.store, entry, place.root / "cache", memory=int(2.7 * size)), batched=False)
+    said, together = twice_each(tight, names)
+    assert together == 3
+    assert len(set(said)) > 2
+    assert twice_each(free, [f"again{n}" for n in range(6)])[0] == said
 
 
 def test_two_hundred_turns_keep_memory_flat(tiny: Tiny, place: Place) -> None:
@@ -335,8 +368,9 @@ def test_an_agent_that_waits_for_room_is_counted(endless: Path, place: Place) ->
         assert isinstance(step, Work)
         step = steps.send(step.run())
     assert residents.nbytes == held
-    assert residents.reserve(step.nbytes, step.agent_id)
-    step = steps.send(partial(residents.give_back, step.nbytes))
+    reservation = residents.reserve(step.nbytes, step.agent_id)
+    assert reservation is not None
+    step = steps.send(reservation)
     assert isinstance(step, Pass)  # nothing is read again
     assert residents.nbytes < 2 * held
     steps.close()
