@@ -112,7 +112,8 @@ def load_blocks(store: Store, domain: str, rows: Rows, cache: AgentCache, tokens
         ids = np.empty(BLOCK_TOKENS, np.int32)
         buffers = [array.data for array in (ids, *slot)]
         store.read_block(domain, row, block_parts(group.group, group.codec), buffers)
-        if not np.array_equal(ids, tokens[row.position : row.position + BLOCK_TOKENS]):
+        needed = slice(row.position, min(row.position + BLOCK_TOKENS, position))  # what follows may be another text's
+        if not np.array_equal(ids[: needed.stop - needed.start], tokens[needed]):
             raise DamageError(
                 f"block sha256:{row.sha256} holds other tokens than its agent", "run `amem verify` to see whom it hurts"
             )

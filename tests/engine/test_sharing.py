@@ -5,6 +5,7 @@ from itertools import permutations
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from amem_cli.engine.conversation import Conversation, Conversations
@@ -12,7 +13,7 @@ from amem_cli.engine.group import GroupCache
 from amem_cli.engine.session import Engine
 from amem_cli.engine.slab import Slab, SlabPool
 from amem_cli.engine.steps import Work, drive
-from amem_cli.engine.transcript import Text
+from amem_cli.engine.transcript import Text, Transcript
 from kvstore import lifecycle
 from kvstore.errors import DamageError
 from kvstore.naming import Ref
@@ -170,6 +171,26 @@ def test_a_damaged_block_is_found_where_nothing_is_shared(family: Family) -> Non
     agent = family.resume(memory, "parent")
     assert memory.pool.nbytes == agent.feeder.cache.nbytes  # it has what they were to have
     assert mx.array_equal(go_on(agent, 1)[0], go_on(family.resume(family.memory(), "parent"), 1)[0])
+
+
+def test_another_text_in_a_shared_slab_s_place_leaves_it_alone(family: Family) -> None:
+    place, memory = family.place, family.memory()
+    parent = family.resume(memory, "parent")
+    codes = [buffer.host.copy() for buffer in slabs(parent)[0].buffers.values()]
+    state = place.state("left")
+    tokens = place.store.tokens(state.manifest).tolist()
+    for parting in (SLAB_TOKENS - 100, SLAB_TOKENS, SLAB_TOKENS + 64):
+        other = [*tokens[:parting], *[9] * 300]
+        with place.store.transaction(parent.domain) as txn:
+            agent, parted_at = drive(memory.rewind(state, CODEC, Transcript(other), txn))
+        assert parted_at >= parting
+        assert agent.cached == parting // 64 * 64
+        assert (slabs(parent)[0] in slabs(agent)) == (parting >= SLAB_TOKENS)
+        for _ in range(2):
+            agent.feeder.feed(agent.pending[: BLOCK_TOKENS - agent.cached % BLOCK_TOKENS])
+        agent.release()
+        for before, buffer in zip(codes, slabs(parent)[0].buffers.values(), strict=True):
+            np.testing.assert_array_equal(before, buffer.host)
 
 
 def filled(pool: SlabPool, keys: list[str]) -> GroupCache:
