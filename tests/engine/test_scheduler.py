@@ -334,6 +334,25 @@ def test_who_is_wanted_more_is_let_in_first(endless: Path, place: Place) -> None
     assert done == ["first", "high", "low"]
 
 
+def test_a_text_beyond_the_context_is_that_in_a_small_budget_too(endless: Path, place: Place) -> None:
+    many = turns(place, endless, agents=1.5)
+    many.prefill("a", SENTENCE)
+    many.run()
+    limit = many.engine.model.context_length
+    assert limit is not None and footprint(many.engine.spec.groups, CODEC, limit) > 2 * footprint(
+        many.engine.spec.groups, CODEC, WHOLE
+    )
+    before, too_long = place.state("a").digest, SENTENCE * (limit // 70)
+    refused = many.extend("a", too_long), many.chat("a", too_long), many.prefill("b", too_long)
+    fits_not = many.chat("a", SENTENCE, limit)
+    many.scheduler.run()
+    for ticket in refused:
+        error = ticket.future.exception()
+        assert isinstance(error, UsageError) and error.exit_code == 2 and f"ends at {limit}" in error.message
+    assert isinstance(fits_not.future.exception(), NoSpaceError)  # an answer may be shorter than it is let to be
+    assert place.state("a").digest == before
+
+
 def test_a_turn_that_can_never_fit_is_refused_at_once(endless: Path, place: Place) -> None:
     many = turns(place, endless, agents=1.5)
     for name in ("first", "second", "third"):
