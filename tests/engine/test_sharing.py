@@ -20,7 +20,6 @@ from kvstore.naming import Ref
 from kvstore.removal import remove_domain
 from kvstore.shapes import BLOCK_TOKENS, CODECS
 from kvstore.verify import Checks, verify
-from tests.commands.tiny import make_tiny_model
 from tests.engine.caches import layer_group
 from tests.engine.places import SENTENCE, Place
 
@@ -55,9 +54,9 @@ class Family:
 
 
 @pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    model, place = make_tiny_model(tmp_path_factory.mktemp("model")), Place(tmp_path_factory.mktemp("family"))
-    return Family(place, place.engine(model, checkpoint_seconds=1e9))
+def family(endless: Path, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    place = Place(tmp_path_factory.mktemp("family"))
+    return Family(place, place.engine(endless, checkpoint_seconds=1e9))
 
 
 def slabs(agent: Conversation) -> list[Slab]:
