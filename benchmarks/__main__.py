@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-NAMES = ("restore", "turn", "store", "startup", "prefill", "latents", "fidelity", "ttft", "batch")
+NAMES = ("restore", "turn", "store", "startup", "prefill", "latents", "fidelity", "ttft", "batch", "sharing")
 
 
 def main() -> int:

@@ -67,7 +67,7 @@ class Agent:
     def restore(self, pool: Callable[[], SlabPool]) -> AgentCache:
         """Bring the blocks into memory of a pool, or into new memory where that has none."""
         cache = AgentCache(self.groups, CODEC, pool())
-        persist.load_blocks(self.store, self.domain, self.blocks, cache, self.tokens)()
+        persist.load_blocks(self.store, self.domain, persist.rows_of(self.blocks), cache, self.tokens, TOKENS).now()
         return cache
 
     def read_plainly(self, memory: memoryview, threads: int) -> None:
@@ -97,14 +97,16 @@ class Agent:
         return memory
 
 
-def write_agent(store: Store, domain: Domain, groups: tuple[LayerGroup, ...], number: int) -> Agent:
-    """Commit an agent of random content."""
+def write_agent(
+    store: Store, domain: Domain, groups: tuple[LayerGroup, ...], number: int, cached: int = TOKENS
+) -> Agent:
+    """Commit an agent of random content, with so many tokens in its cache."""
     random = np.random.default_rng(number)
-    tokens = random.integers(0, 1 << 17, TOKENS + 1, np.int32)
+    tokens = random.integers(0, 1 << 17, cached + 1, np.int32)
     cache = AgentCache(groups, CODEC, SlabPool())
-    cache.offset = TOKENS
+    cache.offset = cached
     for group in cache.groups:
-        for block in persist.needed_blocks(group.group, TOKENS):
+        for block in persist.needed_blocks(group.group, cached):
             for part in group.block(block):
                 part[...] = np.frombuffer(random.bytes(part.nbytes), part.dtype).reshape(part.shape)
     with store.hold(f"agent{number}", 0) as hold, store.transaction(domain) as txn:
@@ -119,11 +121,11 @@ def write_agent(store: Store, domain: Domain, groups: tuple[LayerGroup, ...], nu
             model=IDENTITY,
             codec=CODEC,
             groups=groups,
-            tokens=TOKENS + 1,
-            cached=TOKENS,
+            tokens=cached + 1,
+            cached=cached,
             pages=persist.save_pages(txn, domain, cache, tokens, rows, ()),
             window_blocks=persist.window_rows(cache, rows),
-            tail=None,
+            tail=persist.save_tail(txn, domain, IDENTITY, cache),
             feeds=(),
             turns=(),
             owed=(),

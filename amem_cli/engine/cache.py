@@ -21,7 +21,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache, create_attention_mask, create_causal_mask
 
 from amem_cli.engine.group import GroupCache
-from amem_cli.engine.slab import SlabPool
+from amem_cli.engine.slab import Slab, SlabPool
 from amem_cli.engine.states import StateCache
 from kvstore.shapes import Codec, LayerGroup
 
@@ -192,6 +192,11 @@ class AgentCache:
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
+
+    @property
+    def slabs(self) -> list[Slab]:
+        """All slabs in use, those that other caches share included."""
+        return [slab for group in self.groups for slab in group.slabs]
 
     def settle(self, tokens: int, *outputs: mx.array) -> None:
         """Evaluate the pass of `tokens` tokens that the model has just described, with `outputs`, and take it in."""

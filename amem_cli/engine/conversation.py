@@ -1,7 +1,8 @@
 """An agent in memory: begun, resumed or rewound from the store, and committed to it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -46,6 +47,10 @@ class Conversation:
     @property
     def pending(self) -> list[int]:
         return self.transcript.tokens[self.cached :]
+
+    def share(self) -> None:
+        """Have what it shares in memory with other agents of its domain. What it has committed must be all it has."""
+        persist.share(self.domain.id, self.rows, self.feeder.cache, np.array(self.transcript.tokens, np.int32))
 
     def release(self) -> None:
         """Give its memory back."""
@@ -191,9 +196,7 @@ class Conversations:
     def _load(self, agent: Conversation, manifest: Manifest, position: int) -> Steps[None]:
         """Bring an empty cache to where a stored state was at `position`."""
         tokens = np.array(agent.transcript.tokens, np.int32)
-        loading = persist.load(self._store, manifest, agent.feeder.cache, tokens, position)
-        yield Work(loading.read)
-        agent.rows = loading.finish()
+        yield from _loaded(agent, partial(persist.load, self._store, manifest, agent.feeder.cache, tokens, position))
         agent.closed = persist.closed_pages(manifest, position)
         agent.feeder.feeds = cut_feeds(manifest.feeds, position)
 
@@ -201,9 +204,9 @@ class Conversations:
         """Start an empty cache from the first `blocks` blocks, which its domain holds."""
         if blocks:
             tokens = np.array(agent.transcript.tokens, np.int32)
-            yield Work(persist.load_blocks(self._store, agent.domain.id, rows.values(), agent.feeder.cache, tokens))
-            agent.rows = rows
-            agent.feeder.cache.offset = blocks * BLOCK_TOKENS
+            cache, position = agent.feeder.cache, blocks * BLOCK_TOKENS
+            reading = partial(persist.load_blocks, self._store, agent.domain.id, rows, cache, tokens, position)
+            yield from _loaded(agent, reading)
             agent.feeder.feeds = ((BLOCK_TOKENS, blocks),)
 
     def _longest_prefix(self, agent: Conversation, txn: Transaction) -> tuple[int, persist.Rows]:
@@ -245,3 +248,14 @@ class Conversations:
         while manifest.previous and self._store.has_manifest(head.domain, manifest.previous):
             manifest = self._store.manifest(head.domain, manifest.previous)
             yield manifest
+
+
+def _loaded(agent: Conversation, begin: Callable[[], persist.Loading]) -> Steps[None]:
+    """Read what an agent is loaded from; where that fails its memory is given back."""
+    try:
+        loading = begin()
+        yield Work(loading.read)
+        agent.rows = loading.finish()
+    except Exception:
+        agent.release()
+        raise

@@ -4,7 +4,7 @@ Where the codec refines the first tokens, `rest` holds codes of what the block's
 scores and outputs are sums over both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -77,6 +77,20 @@ class GroupCache:
             self.slabs.append(self._pool.take(self.group, self.codec, first=not self.slabs))
         per_slab = self.slabs[0].blocks
         return self.slabs[block // per_slab], block % per_slab
+
+    def begin(self, keys: Sequence[Hashable]) -> None:
+        """Take an empty cache's first slabs: those that are shared under `keys`, and new ones in place of others."""
+        self.slabs += [self._pool.take(self.group, self.codec, i == 0, key) for i, key in enumerate(keys)]
+
+    def share(self, keys: Sequence[Hashable]) -> None:
+        """Share the first slabs, whose blocks are full, under keys that stand for their bytes and their domain."""
+        for i, key in enumerate(keys):
+            if self.slabs[i].key is None:
+                self.slabs[i] = self._pool.share(self.group, self.codec, self.slabs[i], key)
+
+    def shares(self, block: int) -> bool:
+        """Whether a block lies in a slab that is shared: it is there, and must not be written."""
+        return self._place(block)[0].key is not None
 
     def block(self, block: int) -> list[HostArray]:
         """The host's views of all parts of a block but its token ids, each contiguous, in file order."""

@@ -1,11 +1,12 @@
 """Between an agent's cache and the store: blocks and tails are read straight into the cache's memory, and written
 straight out of it.
 
-Reading runs on a few threads: `preadv` and the checksum release the GIL, and no MLX call is made there.
+Reading runs on a few threads: `preadv` and the checksum release the GIL, and no MLX call is made there. Slabs that
+another agent of the domain has in memory are shared instead; only what was read without an error is shared.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from amem_cli.engine.cache import AgentCache
 from amem_cli.engine.group import GroupCache
-from amem_cli.engine.slab import HostArray
+from amem_cli.engine.slab import HostArray, slab_blocks
 from amem_cli.engine.states import StateCache
 from kvstore.block import BlockHeader, TailHeader
 from kvstore.errors import DamageError
@@ -76,36 +77,43 @@ def load(store: Store, manifest: Manifest, cache: AgentCache, tokens: Tokens, po
     """
     at = manifest.cached if position is None else position
     wanted = {key: row for key, row in rows_of(store.blocks(manifest)).items() if row.position < at}
-    read_blocks = load_blocks(store, manifest.domain, wanted.values(), cache, tokens)
+    blocks = load_blocks(store, manifest.domain, wanted, cache, tokens, at)
     has_tail = cache.states or (at % BLOCK_TOKENS and (cache.groups[0].group.id, at // BLOCK_TOKENS) not in wanted)
     read_tail, put_tail = _load_tail(store, manifest, cache, at) if has_tail else (_nothing, _nothing)
 
     def read() -> None:
-        read_blocks()
+        blocks.read()
         read_tail()
 
     def finish() -> Rows:
         put_tail()
-        cache.offset = at
-        return {key: row for key, row in wanted.items() if row.position + BLOCK_TOKENS <= at}
+        return blocks.finish()
 
     return Loading(read, finish)
 
 
-def load_blocks(
-    store: Store, domain: str, rows: Iterable[BlockRow], cache: AgentCache, tokens: Tokens
-) -> Callable[[], None]:
-    """What reads blocks into their slots, several at a time. It raises DamageError and IsolationError."""
+def load_blocks(store: Store, domain: str, rows: Rows, cache: AgentCache, tokens: Tokens, position: int) -> Loading:
+    """How to bring the blocks of an empty cache to their slots, several at a time, and the cache to `position`.
+
+    As `load`, without a tail.
+    """
     groups = {group.group.id: group for group in cache.groups}
     # slots are found, and slabs made, on the thread that owns MLX
-    jobs = [(row, groups[row.group], groups[row.group].block(row.position // BLOCK_TOKENS)) for row in rows]
+    for group in cache.groups:
+        group.begin(slab_keys(group, domain, rows, tokens, position))
+    jobs = [
+        (row, groups[group_id], groups[group_id].block(block))
+        for (group_id, block), row in rows.items()
+        if not groups[group_id].shares(block)
+    ]
 
     def read(job: tuple[BlockRow, GroupCache, Sequence[HostArray]]) -> None:
         row, group, slot = job
         ids = np.empty(BLOCK_TOKENS, np.int32)
         buffers = [array.data for array in (ids, *slot)]
         store.read_block(domain, row, block_parts(group.group, group.codec, row.position), buffers)
-        if not np.array_equal(ids, tokens[row.position : row.position + BLOCK_TOKENS]):
+        needed = slice(row.position, min(row.position + BLOCK_TOKENS, position))  # what follows may be another text's
+        if not np.array_equal(ids[: needed.stop - needed.start], tokens[needed]):
             raise DamageError(
                 f"block sha256:{row.sha256} holds other tokens than its agent", "run `amem verify` to see whom it hurts"
             )
@@ -115,7 +123,35 @@ def load_blocks(
             for _ in pool.map(read, jobs):
                 pass
 
-    return read_all
+    def finish() -> Rows:
+        cache.offset = position
+        share(domain, rows, cache, tokens)
+        return {key: row for key, row in rows.items() if row.position + BLOCK_TOKENS <= position}
+
+    return Loading(read_all, finish)
+
+
+def share(domain: str, rows: Rows, cache: AgentCache, tokens: Tokens) -> None:
+    """Let other agents of the domain use the cache's full slabs, or let it use theirs. `rows`: its full blocks'."""
+    for group in cache.groups:
+        group.share(slab_keys(group, domain, rows, tokens, cache.offset))
+
+
+def slab_keys(group: GroupCache, domain: str, rows: Rows, tokens: Tokens, position: int) -> list[Hashable]:
+    """What the full slabs of an agent at `position` are shared under, where the layer group keeps all its blocks.
+
+    Blocks of one domain with the same SHA-256 are the same to the last bit, their headers included, which name model,
+    codec and layer group. The token ids stand beside them: they are what an agent checks of a block that it reads.
+    """
+    if group.group.window is not None:  # a ring is written to for ever
+        return []
+    per_slab = slab_blocks(group.group, group.codec)
+    keys: list[Hashable] = []
+    for first in range(0, position // BLOCK_TOKENS - per_slab + 1, per_slab):
+        end = first + per_slab
+        digests = tuple(rows[group.group.id, block].sha256 for block in range(first, end))
+        keys.append((domain, digests, tokens[first * BLOCK_TOKENS : end * BLOCK_TOKENS].tobytes()))
+    return keys
 
 
 def _nothing() -> None:

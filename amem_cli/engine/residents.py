@@ -2,14 +2,29 @@
 
 An agent that runs has reserved what it will take at its largest. One that does not run may stay, so that its next
 turn needs no reading, and leaves when room is needed, the one that was used longest ago first: its committed state is
-on disk. Slabs that nobody uses any more go first of all.
+on disk. Slabs that nobody uses any more go first of all. A slab that several of these agents share counts once.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from amem_cli.engine.conversation import Conversation
 from amem_cli.engine.slab import SlabPool
 from kvstore.errors import NoSpaceError
+
+
+class Reservation:
+    """Room for an agent that runs, at its largest, until `end`."""
+
+    def __init__(self, nbytes: int, running: set["Reservation"]) -> None:
+        self.nbytes = nbytes
+        self.agent: Conversation | None = None  # once it is in memory
+        self._running = running
+        running.add(self)
+
+    def end(self) -> None:
+        """Give the room back."""
+        self._running.remove(self)
 
 
 class Residents:
@@ -20,13 +35,13 @@ class Residents:
         self._budget = budget
         self._keep = keep
         self._idle: OrderedDict[str, Conversation] = OrderedDict()  # by agent id, longest unused first
-        self._reserved = 0
+        self._running: set[Reservation] = set()
         pool.limit = budget
 
     @property
     def nbytes(self) -> int:
         """Bytes that agents may take: those reserved, and those of agents that do not run."""
-        return self._reserved + sum(agent.feeder.cache.nbytes for agent in self._idle.values())
+        return self._held(self._idle.values())
 
     def check(self, nbytes: int) -> None:
         """Raises NoSpaceError where an agent of that size can never run."""
@@ -36,27 +51,22 @@ class Residents:
                 "raise --memory, or ask for fewer tokens",
             )
 
-    def reserve(self, nbytes: int, agent_id: str | None = None) -> bool:
-        """Reserve room for an agent that is about to run; False where those that run leave none.
+    def reserve(self, nbytes: int, agent_id: str | None = None) -> Reservation | None:
+        """Reserve room for an agent that is about to run; None where those that run leave none.
 
         It is taken, or dropped, right after: what it holds already is part of that room. Raises NoSpaceError as
         `check` does.
         """
         self.check(nbytes)
         if self._budget is not None:
-            if self._reserved + nbytes > self._budget:
-                return False
+            if self._held(()) + nbytes > self._budget:
+                return None
             own = self._idle.pop(agent_id, None) if agent_id else None
             while self.nbytes + nbytes > self._budget:
                 self._drop()
             if own is not None:
                 self._idle[own.agent_id] = own
-        self._reserved += nbytes
-        return True
-
-    def give_back(self, nbytes: int) -> None:
-        """End a reservation."""
-        self._reserved -= nbytes
+        return Reservation(nbytes, self._running)
 
     def put(self, agent: Conversation) -> None:
         """Let an agent that has committed stay, as long as there is room."""
@@ -75,3 +85,12 @@ class Residents:
     def _drop(self) -> None:
         _, agent = self._idle.popitem(last=False)
         agent.release()
+
+    def _held(self, idle: Iterable[Conversation]) -> int:
+        """Bytes that the agents that run may take, with these beside them."""
+        idle = list(idle)
+        caches = [agent.feeder.cache for agent in (*(room.agent for room in self._running), *idle) if agent]
+        slabs = [slab for cache in caches for slab in cache.slabs]
+        repeated = sum(slab.nbytes for slab in slabs) - sum(slab.nbytes for slab in set(slabs))
+        reserved = sum(room.nbytes for room in self._running)
+        return reserved + sum(agent.feeder.cache.nbytes for agent in idle) - repeated

@@ -213,9 +213,10 @@ class Scheduler:
             except Exception as error:
                 self._advance(task, partial(task.steps.throw, error))
         for task, room in self._waiting_for_room():
-            if not residents.reserve(room.nbytes, room.agent_id):
+            reservation = residents.reserve(room.nbytes, room.agent_id)
+            if reservation is None:
                 return
-            self._advance(task, partial(task.steps.send, partial(residents.give_back, room.nbytes)))
+            self._advance(task, partial(task.steps.send, reservation))
 
     def _waiting_for_room(self) -> list[tuple[_Task, Room]]:
         waiting = [(task, task.step) for task in self._tasks if isinstance(task.step, Room)]

@@ -7,7 +7,6 @@ token, and a turn costs one pass before its first token. What a turn needs is ch
 """
 
 import secrets
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -106,9 +105,9 @@ class Engine:
                     turn.reused = tokens = state.manifest.tokens
                     return self._report(turn, domain=own, manifest=state.digest, tokens=tokens, changed=False)
             chosen = CODECS[codec] if codec else state.manifest.codec if state else CODECS[DEFAULT_CODEC]
-            turn.leave = yield Room(self.conversations.footprint(chosen, tokens))
+            turn.room = yield Room(self.conversations.footprint(chosen, tokens))
             with self.store.transaction(own) as txn:
-                turn.agent = agent = yield from self._opened(turn, own, state, wanted, replace, chosen, txn)
+                agent = turn.begin((yield from self._opened(turn, own, state, wanted, replace, chosen, txn)))
                 turn.reused = agent.cached
                 _, stopped = yield from turn.feed(agent, logits=False, after_pass=self._checkpoints(agent, turn, hold))
                 digest = self.conversations.commit(agent, hold, txn, "prefill", complete=not stopped)
@@ -130,11 +129,9 @@ class Engine:
         """
         with Turn(name, watcher) as turn, ExitStack() as stack:
             hold = yield from _entered(stack, self.store.hold(name, wait))
-            agent = yield from self._resume(turn, self.store.resolve(Ref(name)), expect, self._length(texts))
-            for text in texts:
-                agent.transcript.add(self.model.prompt, text)
+            agent = yield from self._resume(turn, self.store.resolve(Ref(name)), expect, texts)
+            self._tell(agent.transcript, texts)
             tokens = len(agent.transcript.tokens)
-            self._check_length(tokens)
             _, stopped = yield from turn.feed(agent, logits=False)
             digest = None if stopped else (yield from self._commit(turn, agent, hold, "extend"))
             return self._report(
@@ -169,8 +166,7 @@ class Engine:
             raise UsageError(f"{ref} is not the head of {ref.agent}", f"`amem fork {ref} NEW`, or chat with --no-save")
         with Turn(ref.agent, watcher) as turn, ExitStack() as stack:
             hold = (yield from _entered(stack, self.store.hold(ref.agent, wait))) if save else None
-            more = self._length(texts) + generation.max_tokens
-            agent = yield from self._resume(turn, self.store.resolve(ref), expect, more)
+            agent = yield from self._resume(turn, self.store.resolve(ref), expect, texts, generation.max_tokens)
             answer = yield from self._say(turn, agent, texts, generation, sampling)
             digest = None
             if hold is not None and answer.tokens:
@@ -228,15 +224,12 @@ class Engine:
         self, turn: Turn, agent: Conversation, texts: Sequence[Text], generation: Generation, sampling: Sampling
     ) -> Steps[Answer]:
         """Put the texts to the agent and let it answer."""
-        transcript, prompt = agent.transcript, self.model.prompt
-        for text in texts:
-            transcript.add(prompt, text)
-        transcript.begin_answer(prompt)
-        self._check_length(len(transcript.tokens) + 1)
+        self._tell(agent.transcript, texts, answered=True)
         logits, _ = yield from turn.feed(agent, logits=True)
         answer = yield from turn.answer(agent, self.model, logits, generation, sampling)
         if answer.tokens:
-            transcript.end_answer(prompt, answer.tokens, answer.tokens[-1] in prompt.stop_ids)
+            prompt = self.model.prompt
+            agent.transcript.end_answer(prompt, answer.tokens, answer.tokens[-1] in prompt.stop_ids)
         return answer
 
     def _commit(
@@ -259,13 +252,17 @@ class Engine:
         # blocks are written from the host's views; states are arrays of MLX, for its own thread only
         digest: str = write() if agent.feeder.cache.states else (yield Work(write))
         turn.hand_on()
+        agent.share()
         self.residents.put(agent)
         return digest
 
-    def _resume(self, turn: Turn, state: State, expect: str | None, more: int) -> Steps[Conversation]:
-        """The agent at `state`, with room for `more` tokens: still in memory, or out of the store.
+    def _resume(
+        self, turn: Turn, state: State, expect: str | None, texts: Sequence[Text], answer: int = 0
+    ) -> Steps[Conversation]:
+        """The agent at `state`, with room for texts and `answer` tokens: still in memory, or out of the store.
 
-        Raises ConflictError where it is not what the caller expects, or its prefill has not finished.
+        Raises ConflictError where it is not what the caller expects, or its prefill has not finished, and UsageError
+        for texts that cannot be told to it.
         """
         if expect is not None and not state.digest.startswith(expect):
             raise ConflictError(
@@ -277,13 +274,26 @@ class Engine:
             )
         turn.before = state.digest
         self.conversations.check_model(state)
-        most = min(state.manifest.tokens + more, self.model.context_length or sys.maxsize)
-        turn.leave = yield Room(self.conversations.footprint(state.manifest.codec, most), state.agent.id)
-        turn.agent = self.residents.take(state.agent.id, state.digest)
-        if turn.agent is None:
-            turn.agent = yield from self.conversations.resume(state)
-        turn.reused = turn.agent.cached
-        return turn.agent
+        most, limit = state.manifest.tokens + self._length(texts) + answer, self.model.context_length
+        if limit is not None and most > limit:
+            # a text that is too long is that, however much memory there is
+            told = Transcript.of(state.manifest, self.store.tokens(state.manifest).tolist())
+            self._tell(told, texts, answered=answer > 0)
+            most = limit
+        turn.room = yield Room(self.conversations.footprint(state.manifest.codec, most), state.agent.id)
+        agent = self.residents.take(state.agent.id, state.digest)
+        if agent is None:
+            agent = yield from self.conversations.resume(state)
+        turn.reused = agent.cached
+        return turn.begin(agent)
+
+    def _tell(self, transcript: Transcript, texts: Sequence[Text], answered: bool = False) -> None:
+        """Add texts, and open an answer. Raises UsageError where the context ends before they do."""
+        for text in texts:
+            transcript.add(self.model.prompt, text)
+        if answered:
+            transcript.begin_answer(self.model.prompt)
+        self._check_length(len(transcript.tokens) + answered)
 
     def _length(self, texts: Sequence[Text]) -> int:
         """Tokens that texts may become, with what a template puts around them."""

@@ -4,10 +4,13 @@ A slab holds a few blocks of one layer group, block-major, so that a block on di
 part. Only host writes change a slab, through its NumPy views, and only after the pass that read it is evaluated: a
 slice write by MLX would copy the whole buffer while anything still holds it and leave the view stale. bfloat16 has
 no NumPy type, so those parts are allocated as uint16 and seen by MLX through a view of the same memory.
+
+A slab has one writer until all of its blocks are full. From then on nothing changes it, and agents of one domain that
+have those blocks in common may share it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -59,6 +62,10 @@ class Slab:
         self.blocks = blocks
         self.buffers = {part.name: Buffer(part, (blocks,)) for part in parts}
         self.rest = rest
+        own = sum(buffer.host.nbytes for buffer in self.buffers.values())
+        self.nbytes: int = own + (rest.nbytes if rest else 0)
+        self.users = 1
+        self.key: Hashable = None  # what it is shared under; until then one agent fills it
 
     def keys(self, slots: slice, layer: int) -> Quantized:
         """The keys of one layer in some slots: [slots, heads, rows, ...]."""
@@ -76,13 +83,9 @@ class Slab:
         """The host's views of one block, a contiguous array for each part, in file order."""
         return [buffer.host[index] for buffer in self.buffers.values()]
 
-    @property
-    def nbytes(self) -> int:
-        own = sum(buffer.host.nbytes for buffer in self.buffers.values())
-        return own + (self.rest.nbytes if self.rest else 0)
-
     def clear(self) -> None:
         """Wipe it, so that the next user of this memory cannot see what the last one held."""
+        self.users, self.key = 1, None
         for buffer in self.buffers.values():
             buffer.host.fill(0)
         if self.rest:
@@ -119,7 +122,7 @@ def ring_blocks(window: int, block: int = 256) -> int:
 
 
 class SlabPool:
-    """All memory of agents' caches, and the slabs that are not in use, by shape.
+    """All memory of agents' caches: the slabs that are shared, and those that are not in use, by shape.
 
     Memory that was touched before is filled several times as fast. With a `limit`, free slabs are given up before it
     would be passed.
@@ -129,9 +132,16 @@ class SlabPool:
         self.limit: int | None = None  # bytes
         self.nbytes = 0  # of all buffers that there are, slabs not in use included
         self._free: dict[tuple[LayerGroup, Codec, bool], list[Slab]] = defaultdict(list)
+        self._shared: dict[Hashable, Slab] = {}
 
-    def take(self, group: LayerGroup, codec: Codec, first: bool) -> Slab:
-        """A slab of zeros for this layer group, pooled or new; `first`: it holds the first block."""
+    def take(self, group: LayerGroup, codec: Codec, first: bool, key: Hashable = None) -> Slab:
+        """The slab that is shared under `key`, else one of zeros for this layer group, pooled or new.
+
+        `first`: it holds the first block.
+        """
+        if key in self._shared:
+            self._shared[key].users += 1
+            return self._shared[key]
         refined = first and bool(refined_parts(group, codec))
         free = self._free[group, codec, refined]
         if free:
@@ -140,8 +150,27 @@ class SlabPool:
         rest = Slab(quantized_parts(group, codec, codec.refined), 1) if refined else None
         return Slab(quantized_parts(group, codec), slab_blocks(group, codec), rest)
 
+    def share(self, group: LayerGroup, codec: Codec, slab: Slab, key: Hashable) -> Slab:
+        """Share a full slab under a key that stands for its bytes, and its domain. Returns the one to be used.
+
+        That is another one where an agent was first; `slab` is given back then.
+        """
+        first = self._shared.setdefault(key, slab)
+        first.key = key
+        if first is not slab:
+            first.users += 1
+            self.give(group, codec, slab)
+        return first
+
     def give(self, group: LayerGroup, codec: Codec, slab: Slab) -> None:
-        """Put back a slab whose last reader is evaluated. It is wiped here: who takes it is in more of a hurry."""
+        """Put back a slab whose last reader is evaluated; others may still use it.
+
+        It is wiped here: who takes it is in more of a hurry.
+        """
+        slab.users -= 1
+        if slab.users:
+            return
+        self._shared.pop(slab.key, None)
         slab.clear()
         self._free[group, codec, slab.rest is not None].append(slab)
 

@@ -35,7 +35,7 @@ class Work:
 class Room:
     """Wait until the memory budget has room for an agent that will take `nbytes` at its largest.
 
-    The answer is what gives that room back, or None where nobody counts. `agent_id`: its memory, where it is in
+    The answer is the `residents.Reservation`, or None where nobody counts. `agent_id`: its memory, where it is in
     memory, is part of that room.
     """
 

@@ -10,6 +10,7 @@ import mlx.core as mx
 from amem_cli.engine.conversation import Conversation
 from amem_cli.engine.generate import StopStrings, passes, sample
 from amem_cli.engine.model import LoadedModel
+from amem_cli.engine.residents import Reservation
 from amem_cli.engine.results import Generation, Progress, TurnResult, Watcher
 from amem_cli.engine.steps import Pass, Steps
 from kvstore.manifest import Sampling
@@ -34,7 +35,7 @@ class Turn:
 
     def __init__(self, name: str, watcher: Watcher) -> None:
         self.agent: Conversation | None = None
-        self.leave: Callable[[], None] | None = None  # gives back the room that was reserved
+        self.room: Reservation | None = None
         self.name = name
         self.before: str | None = None
         self.reused = 0
@@ -54,13 +55,19 @@ class Turn:
             self.agent.release()
         self.hand_on()
 
-    def hand_on(self) -> Conversation | None:
-        """The agent, which is somebody else's from now on; its room is given back."""
-        agent, self.agent = self.agent, None
-        if self.leave is not None:
-            self.leave()
-            self.leave = None
+    def begin(self, agent: Conversation) -> Conversation:
+        """The agent is in memory; what it shares there is counted no longer as its own."""
+        self.agent = agent
+        if self.room is not None:
+            self.room.agent = agent
         return agent
+
+    def hand_on(self) -> None:
+        """The agent is somebody else's from now on; its room is given back."""
+        self.agent = None
+        if self.room is not None:
+            self.room.end()
+            self.room = None
 
     def count(self, txn: Transaction) -> None:
         """Add what a transaction wrote."""

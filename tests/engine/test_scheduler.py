@@ -3,105 +3,25 @@
 import random
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 from safetensors import safe_open
 
-from amem_cli.engine.registry import find
-from amem_cli.engine.results import NOBODY, Generation, TurnResult, Watcher
-from amem_cli.engine.scheduler import Scheduler, Ticket
+from amem_cli.engine.results import Generation, TurnResult, Watcher
+from amem_cli.engine.scheduler import Ticket
 from amem_cli.engine.session import Engine
-from amem_cli.engine.slab import footprint
-from amem_cli.engine.steps import Pass, Room, Steps, Work
 from amem_cli.engine.transcript import Text
-from kvstore.errors import DamageError, NoSpaceError, UsageError
+from kvstore.errors import DamageError, UsageError
 from kvstore.naming import Ref
-from kvstore.shapes import CODECS, DEFAULT_CODEC
 from kvstore.store import Store
 from kvstore.verify import Checks, verify
-from tests.commands.tiny import make_tiny_model
 from tests.engine.places import SENTENCE, Place
+from tests.engine.turning import turns
 
 Tiny = Callable[[str], Path]
-CODEC = CODECS[DEFAULT_CODEC]
-WHOLE = 4000  # tokens: any of the tests' agents is shorter
-
-
-@dataclass
-class Turns:
-    """An engine under a scheduler, and the turns that were handed in."""
-
-    engine: Engine
-    batched: bool = True
-    tickets: list[Ticket[TurnResult]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.engine, self.batched)
-
-    def chat(
-        self,
-        name: str,
-        text: str = "Well?",
-        tokens: int = 8,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        save: bool = True,
-        watcher: Watcher = NOBODY,
-    ) -> Ticket[TurnResult]:
-        def begin(ticket: Ticket[TurnResult]) -> Steps[TurnResult]:
-            watching = Watcher(
-                watcher.on_text, watcher.on_progress, lambda: watcher.should_stop() or ticket.should_stop()
-            )
-            generation = Generation(max_tokens=tokens)
-            return self.engine.chat_steps(Ref(name), [Text(text)], generation, save=save, watcher=watching)
-
-        return self._add(self.scheduler.submit(name, begin, priority, timeout))
-
-    def prefill(self, name: str, text: str, watcher: Watcher = NOBODY) -> Ticket[TurnResult]:
-        begin = partial(_begin, lambda: self.engine.prefill_steps(name, [Text(text)], watcher=watcher))
-        return self._add(self.scheduler.submit(name, begin))
-
-    def extend(self, name: str, text: str) -> Ticket[TurnResult]:
-        begin = partial(_begin, lambda: self.engine.extend_steps(name, [Text(text)]))
-        return self._add(self.scheduler.submit(name, begin))
-
-    def run(self, more: Callable[[], bool] = lambda: False) -> list[TurnResult]:
-        """Run all; their results in the order in which they were handed in."""
-        self.scheduler.run(more)
-        assert all(ticket.future.done() for ticket in self.tickets)
-        tickets, self.tickets = self.tickets, []
-        return [ticket.future.result() for ticket in tickets]
-
-    def _add(self, ticket: Ticket[TurnResult]) -> Ticket[TurnResult]:
-        self.tickets.append(ticket)
-        return ticket
-
-
-def _begin(steps: Callable[[], Steps[TurnResult]], _ticket: Ticket[TurnResult]) -> Steps[TurnResult]:
-    return steps()
-
-
-def turns(place: Place, model: Path, agents: float | None = None, batched: bool = True) -> Turns:
-    """Turns of a model under a budget of so many agents."""
-    entry = find(place.store.layout, str(model))
-    engine = Engine(place.store, entry, place.root / "cache")
-    if agents is not None:
-        budget = int(agents * footprint(engine.spec.groups, CODEC, WHOLE))
-        engine = Engine(place.store, entry, place.root / "cache", memory=budget)
-    return Turns(engine, batched)
-
-
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose answers never end by themselves."""
-    return make_tiny_model(tmp_path_factory.mktemp("endless"))
 
 
 def test_four_agents_say_together_what_they_say_alone(gemma: Path, place: Place) -> None:
@@ -125,53 +45,6 @@ def test_four_agents_say_together_what_they_say_alone(gemma: Path, place: Place)
     ]
     assert together == alone
     assert len(set(together)) == len(openings)
-
-
-@pytest.fixture
-def script() -> list[tuple[str, str, int]]:
-    """Fifty turns of ten agents: who, how, how long."""
-    chance = random.Random(5)
-    agents = [f"a{n}" for n in range(10)]
-    return [(chance.choice(agents), chance.choice(("chat", "extend")), chance.randint(1, 40)) for _ in range(50)]
-
-
-def play(
-    many: Turns, script: Sequence[tuple[str, str, int]], more: Callable[[], bool] = lambda: False
-) -> list[TurnResult]:
-    for n in range(10):
-        many.prefill(f"a{n}", f"I am {n}. " + SENTENCE * (n + 1))
-    for name, how, length in script:
-        if how == "chat":
-            many.chat(name, SENTENCE[:length], min(length, 16))
-        else:
-            many.extend(name, SENTENCE[:length])
-    return many.run(more)
-
-
-def test_a_budget_changes_no_answer_and_is_never_passed(
-    tiny: Tiny, tmp_path: Path, script: list[tuple[str, str, int]]
-) -> None:
-    free = play(turns(Place(tmp_path / "free"), tiny("gemma3_text"), batched=False), script)
-    many = turns(Place(tmp_path / "tight"), tiny("gemma3_text"), agents=3, batched=False)
-    residents, pool = many.engine.residents, many.engine.conversations.pool
-    most = 0
-
-    def look() -> bool:
-        nonlocal most
-        assert pool.limit is not None
-        assert residents.nbytes <= pool.limit and pool.nbytes <= pool.limit
-        most = max(most, pool.nbytes)
-        return False
-
-    tight = play(many, script, look)
-    assert [result.text for result in tight] == [result.text for result in free]
-    assert [result.tokens for result in tight] == [result.tokens for result in free]
-    assert most > 2 * footprint(many.engine.spec.groups, CODEC, WHOLE)  # three at once, and the tenth had to wait
-    known: dict[str, int] = {}
-    for result in tight:
-        assert result.reused == known.get(result.agent, 0)
-        assert result.reused + result.prefilled + max(result.generated, 1) == result.tokens
-        known[result.agent] = result.tokens - 1
 
 
 def test_two_hundred_turns_keep_memory_flat(tiny: Tiny, place: Place) -> None:
@@ -299,48 +172,6 @@ def test_who_is_wanted_more_is_let_in_first(endless: Path, place: Place) -> None
 
     many.run(while_it_speaks)
     assert done == ["first", "high", "low"]
-
-
-def test_a_turn_that_can_never_fit_is_refused_at_once(endless: Path, place: Place) -> None:
-    many = turns(place, endless, agents=1.5)
-    for name in ("first", "second", "third"):
-        many.prefill(name, SENTENCE)
-    many.run()
-    first, second = many.chat("first", tokens=100), many.chat("second", tokens=100)
-    third = many.chat("third", tokens=20_000, priority=-1)
-    when: list[int] = []
-    third.future.add_done_callback(lambda _: when.append(first.decoded))
-    many.scheduler.run()
-    error = third.future.exception()
-    assert isinstance(error, NoSpaceError) and error.exit_code == 13
-    limit = many.engine.conversations.pool.limit
-    assert (
-        f"{limit:,}" in error.message and f"{footprint(many.engine.spec.groups, CODEC, 20_000):,}"[:4] in error.message
-    )
-    assert when[0] < 99
-    assert [ticket.future.result().generated for ticket in (first, second)] == [100, 100]
-
-
-def test_an_agent_that_waits_for_room_is_counted(endless: Path, place: Place) -> None:
-    """It stays in memory while it can, and belongs to the room that it is given."""
-    many = turns(place, endless, agents=1.5)
-    many.prefill("a", SENTENCE)
-    many.chat("a")
-    many.run()
-    residents, held = many.engine.residents, many.engine.residents.nbytes
-    assert held > 0
-    steps = many.engine.chat_steps(Ref("a"), [Text("Well?")], Generation(4))
-    step = next(steps)
-    while not isinstance(step, Room):
-        assert isinstance(step, Work)
-        step = steps.send(step.run())
-    assert residents.nbytes == held
-    assert residents.reserve(step.nbytes, step.agent_id)
-    step = steps.send(partial(residents.give_back, step.nbytes))
-    assert isinstance(step, Pass)  # nothing is read again
-    assert residents.nbytes < 2 * held
-    steps.close()
-    assert residents.nbytes == 0
 
 
 def test_a_turn_whose_time_is_over_commits_what_it_said(endless: Path, place: Place) -> None:

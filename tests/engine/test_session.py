@@ -119,6 +119,19 @@ def test_replace_keeps_what_both_texts_have_in_common(kind: Kind, tiny: Tiny, pl
     assert answers[0] == answers[1]
 
 
+def test_replace_parts_inside_a_full_block(tiny: Tiny, place: Place) -> None:
+    """The block on disk goes on with the old text; what is before that is kept."""
+    engine, text = place.engine(tiny("llama")), SENTENCE * 40 + "Then it rained."
+    before = engine.prefill("a", [Text(SENTENCE * 60)])
+    result = engine.prefill("a", [Text(text)], replace=True)
+    assert result.parted_at is not None and result.parted_at % 256 > 64
+    assert result.parted_at + 256 < before.tokens
+    assert result.reused == result.parted_at // 64 * 64
+    engine.prefill("b", [Text(text)])
+    answers = [engine.chat(Ref(name), [Text("Go on.")], SHORT).text for name in ("a", "b")]
+    assert answers[0] == answers[1]
+
+
 def test_replace_takes_the_domain_s_prefix_where_that_is_longer(tiny: Tiny, place: Place) -> None:
     engine = place.engine(tiny("gemma3_text"), checkpoint_seconds=0.0)
     engine.prefill("a", [Text(SENTENCE * 12)], domain="team")
