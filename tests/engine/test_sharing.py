@@ -18,14 +18,14 @@ from kvstore import lifecycle
 from kvstore.errors import DamageError
 from kvstore.naming import Ref
 from kvstore.removal import remove_domain
-from kvstore.shapes import BLOCK_TOKENS, CODECS
+from kvstore.shapes import BLOCK_TOKENS, CODECS, DEFAULT_CODEC
 from kvstore.verify import Checks, verify
 from tests.engine.caches import layer_group
 from tests.engine.places import SENTENCE, Place
 
 Tiny = Callable[[str], Path]
 SLAB_TOKENS = 16 * BLOCK_TOKENS
-CODEC = CODECS["q4-channel"]
+CODEC = CODECS[DEFAULT_CODEC]
 
 
 class Family:
