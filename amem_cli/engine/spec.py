@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from amem_cli.engine import attention
+from amem_cli.engine import attention, rows
 from amem_cli.engine.cache import AgentCache, LayerCache
 from amem_cli.engine.group import GroupCache
 from amem_cli.engine.slab import SlabPool
@@ -50,6 +50,7 @@ def describe(model: Module) -> ModelCacheSpec:
     before anything is computed.
     """
     attention.install()
+    rows.install()
     caches = make_prompt_cache(model)
     lists = tuple(len(cache.caches) if isinstance(cache, CacheList) else None for cache in caches)
     leaves = [leaf for cache in caches for leaf in (cache.caches if isinstance(cache, CacheList) else [cache])]
