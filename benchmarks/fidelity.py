@@ -134,7 +134,7 @@ def measure(model: LoadedModel, codecs: Sequence[str], way: Way) -> list[Row]:
             "codec": name,
             "tokens": score.tokens,
             "perplexity": score.perplexity,
-            "over full precision": score.perplexity / reference.perplexity,
+            f"over {REFERENCE}": score.perplexity / reference.perplexity,
             "KL": score.kl,
             f"over {BASELINE}": score.kl / baseline.kl if baseline else None,
             "bytes": score.nbytes or None,
