@@ -10,8 +10,8 @@ passes. KL is that of the next token's distribution to the reference's, in nats 
 - A long text in passes of 64 tokens, through disk at each block's end, all of it scored.
 - A long context, prefilled and through disk, and then decoded token by token, as an answer is generated.
 
-Passes of 64 stand in for decode, which takes ten times as long: they end where groups do, so that each token looks back
-at just what it would in decode, the groups before its own quantized and its own group as it is.
+Passes of 64 stand in for decode, which takes several times as long: they end where groups do, so each token looks back
+at what it would in decode, the groups before its own quantized, and its own group as it is.
 """
 
 import math
@@ -134,7 +134,7 @@ def measure(model: LoadedModel, codecs: Sequence[str], way: Way) -> list[Row]:
             "codec": name,
             "tokens": score.tokens,
             "perplexity": score.perplexity,
-            "over full precision": score.perplexity / reference.perplexity,
+            f"over {REFERENCE}": score.perplexity / reference.perplexity,
             "KL": score.kl,
             f"over {BASELINE}": score.kl / baseline.kl if baseline else None,
             "bytes": score.nbytes or None,

@@ -57,14 +57,14 @@ def test_the_reference_is_the_model_s_own_cache(model: LoadedModel) -> None:
 
 def test_all_ways_are_scored(tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "rows.json"
-    sizes = ["--tokens", "128", "320", "--windows", "2", "--decode", "4"]
+    sizes = ["--tokens", "320", "384", "--windows", "2", "--decode", "4"]
     arguments = ["--model", str(tiny("gemma3_text")), *sizes, "--json", str(results), "--no-picture"]
     monkeypatch.setattr(sys, "argv", ["fidelity", *arguments])
     fidelity.main()
     rows = json.loads(results.read_text())["rows"]
     found = {(row["way"], row["codec"]): row for row in rows}
-    scored = {"windows of 512": 512, **{f"{n} in passes of 64": n for n in (128, 320)}}
-    scored |= {f"decode after {n}": 4 for n in (128, 320)}
+    scored = {"windows of 512": 512, **{f"{n} in passes of 64": n for n in (320, 384)}}
+    scored |= {f"decode after {n}": 4 for n in (320, 384)}
     assert len(found) == len(rows) == len(scored) * (1 + len(CODECS))
     for way, tokens in scored.items():
         ours = {codec: found[way, codec] for codec in CODECS}
