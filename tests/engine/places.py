@@ -1,6 +1,10 @@
 """A store with engines on it, as the tests of turns use it."""
 
+import os
+import subprocess
 from pathlib import Path
+
+import mlx.core as mx
 
 from amem_cli.engine.registry import find
 from amem_cli.engine.results import Generation
@@ -30,3 +34,9 @@ class Place:
     def files(self) -> dict[Path, tuple[int, int]]:
         paths = (path for path in (self.root / "store").rglob("*") if path.is_file())
         return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
+
+
+def resident() -> int:
+    """KiB of this process that are in memory, without the buffers that MLX keeps for its next passes."""
+    mx.clear_cache()
+    return int(subprocess.check_output(["ps", "-o", "rss=", "-p", str(os.getpid())]))

@@ -1,7 +1,6 @@
 """Many turns in one loop: each is what it would be alone, inside the budget, and none waits for ever."""
 
 import random
-import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -18,7 +17,7 @@ from kvstore.errors import DamageError, UsageError
 from kvstore.naming import Ref
 from kvstore.store import Store
 from kvstore.verify import Checks, verify
-from tests.engine.places import SENTENCE, Place
+from tests.engine.places import SENTENCE, Place, resident
 from tests.engine.turning import turns
 
 Tiny = Callable[[str], Path]
@@ -57,10 +56,10 @@ def test_two_hundred_turns_keep_memory_flat(tiny: Tiny, place: Place) -> None:
         for n in range(turns):
             many.chat(f"a{n % 6}", "ok", 2)
         many.run()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return resident()
 
     before = grow(60)
-    assert grow(200) < before + 30_000  # KiB
+    assert grow(200) < before + 15_000  # KiB
 
 
 def test_nobody_is_lost_and_nobody_hears_another(tiny: Tiny, place: Place) -> None:
