@@ -94,11 +94,14 @@ def attention(
     visible: npt.NDArray[np.bool_],
     bias: Array | None = None,
     sinks: Array | None = None,
+    cap: float | None = None,
 ) -> Array:
     """Softmax attention: queries [heads, dim], keys and values [kv heads, tokens, dim]; [heads, value dim] out."""
     repeats = queries.shape[0] // keys.shape[0]
     k, v = np.repeat(keys, repeats, axis=0), np.repeat(values, repeats, axis=0)
     s = np.einsum("hd,htd->ht", queries, k) * scale
+    if cap is not None:
+        s = np.tanh(s / cap) * cap
     if bias is not None:
         s = s + bias
     s = np.where(visible, s, -np.inf)

@@ -2,6 +2,7 @@
 arithmetic's rounding is left. And against full precision over what was put in: the codec's error alone."""
 
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -10,9 +11,10 @@ from mlx_lm.models import base
 
 from amem_cli.engine import attention as seam
 from amem_cli.engine.attention import decode_attention
-from amem_cli.engine.cache import Handle
+from amem_cli.engine.cache import Handle, LayerCache
 from amem_cli.engine.codec import MANY_ROWS
 from kvstore.shapes import CODECS
+from tests import kinds
 from tests.engine.caches import Filled, attention, fill, held, layer_group
 
 ROUNDING = 2e-4
@@ -138,6 +140,35 @@ def test_latents_are_keys_and_values_at_once(tokens: int, codec: str, heads: int
 def test_error_of_latents_is_the_codec_s(codec: str, worst: float) -> None:
     out, _, expected = latents(512, codec)
     assert ROUNDING < np.abs(out - expected).max() < worst
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 300])
+@pytest.mark.parametrize("heads", [2, 6])
+def test_capped_scores_over_arrays(tokens: int, heads: int) -> None:
+    """Gemma 2 caps the scores itself, so it gets arrays: its layer against full precision over what is held."""
+    cap, dim = 3.0, 64
+    config: dict[str, Any] = {
+        "attn_logit_softcapping": cap,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "head_dim": dim,
+    }
+    layer: Any = kinds.build("gemma2", **config).layers[0].self_attn
+    filled = fill(layer_group(2, dim, dim), tokens)
+    cache = LayerCache(filled.group, 1, by_handle=False)
+    x = mx.random.normal((1, 1, layer.q_proj.weight.shape[1]))
+    out = layer(x, cache=cache)
+
+    q, k, v = (project(x).reshape(-1, 1, dim) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k = (layer.rope(array[None], offset=tokens)[0] for array in (q, k))
+    keys, values = (
+        np.concatenate([past, np.array(new)], axis=1) for past, new in zip(held(filled, 1), (k, v), strict=True)
+    )
+    capped = attention(np.array(q)[:, 0], keys, values, layer.scale, np.ones(tokens + 1, np.bool_), cap=cap)
+    expected = np.array(layer.o_proj.weight, np.float64) @ capped.reshape(-1)
+    np.testing.assert_allclose(np.array(out)[0, 0], expected, rtol=0, atol=ROUNDING)
+    uncapped = attention(np.array(q)[:, 0], keys, values, layer.scale, np.ones(tokens + 1, np.bool_))
+    assert tokens == 1 or np.abs(uncapped - capped).max() > 10 * ROUNDING
 
 
 def test_a_handle_for_keys_alone_is_refused() -> None:

