@@ -29,7 +29,7 @@ def test_a_state_has_its_own_bytes(amem: Amem, store: Store) -> None:
     # b has the one block and the page of a~1, and a manifest of its own
     manifest = store.layout.manifest(store.agent("a").domain, store.resolve(Ref("a", back=1)).digest)
     assert early["own_bytes"] == manifest.stat().st_size
-    assert late["own_bytes"] > late["shared_bytes"] > 0
+    assert late["own_bytes"] > 0 and late["shared_bytes"] > 0
 
 
 def test_a_domain_has_its_agents(amem: Amem, store: Store) -> None:
