@@ -19,7 +19,7 @@ from benchmarks.fidelity import compare
 from kvstore import lifecycle
 from kvstore.layout import Layout
 from kvstore.naming import Ref
-from kvstore.shapes import bytes_per_token
+from kvstore.shapes import DEFAULT_CODEC, bytes_per_token
 from tests.engine.caches import fill, layer_group
 from tests.engine.places import Place
 
@@ -147,7 +147,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_the_cache_is_faithful_where_the_paper_s_codec_is_not(model: LoadedModel) -> None:
     """KL to full precision, in nats per token; benchmarks/fidelity.py prints it for any text."""
     ids = model.prompt.opening() + model.prompt.encode(handbook(500))
-    scores = compare(model, ["q4-token", "q4-channel", "q8-channel"], ids[:321], context=0, step=64)
+    scores = compare(model, ["q4-token", DEFAULT_CODEC, "q8-channel"], ids[:321], context=0, step=64)
     kl = {codec: score.kl for codec, score in scores.items()}
-    assert 0 < kl["q8-channel"] < kl["q4-channel"] < 0.04
-    assert kl["q4-token"] > 5 * kl["q4-channel"]
+    assert 0 < kl["q8-channel"] < kl[DEFAULT_CODEC] < 0.04
+    assert kl["q4-token"] > 5 * kl[DEFAULT_CODEC]
