@@ -27,7 +27,7 @@ from amem_cli.engine.slab import SlabPool
 from benchmarks.models import drop_from_page_cache, new_store
 from benchmarks.report import Row, bars, finish, interleaved, options, ratio, seconds
 from kvstore.documents import timestamp
-from kvstore.manifest import BlockRow, Manifest, ModelIdentity
+from kvstore.manifest import BlockRow, Manifest, ModelIdentity, features_of
 from kvstore.naming import new_id
 from kvstore.refs import Domain
 from kvstore.shapes import CODECS, DEFAULT_CODEC, LayerGroup
@@ -133,6 +133,7 @@ def write_agent(
             sampling=None,
             complete=True,
             created=timestamp(),
+            features=features_of(CODEC),
         )
         txn.commit(hold, manifest, None)
     return Agent(store, groups, domain.id, tokens, list(rows.values()))

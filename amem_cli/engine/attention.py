@@ -21,6 +21,7 @@ import numpy as np
 from amem_cli.engine.cache import Handle, RowHandles, RowMasks
 from amem_cli.engine.codec import scores, weighted
 from amem_cli.engine.group import GroupCache
+from amem_cli.engine.slab import Slab
 from kvstore.shapes import BLOCK_TOKENS, GROUP_TOKENS
 
 _original: Callable[..., mx.array] = mlx_lm.models.base.scaled_dot_product_attention
@@ -69,8 +70,10 @@ def decode_attention(
     first. `sinks` [heads] are logits that take part in the softmax and carry no value.
     """
     cache, layer, bits = handle.cache, handle.layer, handle.cache.codec.bits
-    latent = cache.group.latent  # keys and values at once
-    value_axis, recent_v = (cache.axes.keys, cache.recent_k) if latent else (cache.axes.values, cache.recent_v)
+    if cache.group.latent:  # keys and values at once
+        read_values, value_axis, recent_v = Slab.keys, cache.axes.keys, cache.recent_k
+    else:
+        read_values, value_axis, recent_v = Slab.values, cache.axes.values, cache.recent_v
     heads, dim = queries.shape[1], queries.shape[3]
     kv_heads = handle.keys.shape[1]
     repeats = heads // kv_heads
@@ -92,12 +95,12 @@ def decode_attention(
     at = 0
     out = mx.zeros((kv_heads, repeats, handle.values.shape[3]), dtype=q.dtype)
     for slab, slots in cache.used_slots():
-        values = (slab.keys if latent else slab.values)(slice(0, slots), layer)
+        values = read_values(slab, slice(0, slots), layer)
         w = weights[..., at : at + slots * BLOCK_TOKENS].reshape(kv_heads, repeats, slots, BLOCK_TOKENS)
         out = out + weighted(w.transpose(2, 0, 1, 3), values, value_axis, bits).sum(axis=0)
         at += slots * BLOCK_TOKENS
     if cache.rest and at:
-        rest = (cache.rest.keys if latent else cache.rest.values)(slice(0, 1), layer)
+        rest = read_values(cache.rest, slice(0, 1), layer)
         out = out + weighted(weights[None, ..., : cache.codec.refined], rest, value_axis, bits)[0]
     out = out + weights[..., at : at + GROUP_TOKENS] @ recent_v.array[layer].astype(q.dtype)
     out = out + weights[..., at + GROUP_TOKENS :] * handle.values[0]

@@ -13,15 +13,7 @@ import numpy.typing as npt
 
 from amem_cli.engine.codec import Quantized, axes_of, dequantize, quantize
 from amem_cli.engine.slab import Buffer, HostArray, Slab, SlabPool, host_view
-from kvstore.shapes import (
-    BLOCK_TOKENS,
-    GROUP_TOKENS,
-    Axis,
-    Codec,
-    LayerGroup,
-    recent_parts,
-    refined_parts,
-)
+from kvstore.shapes import BLOCK_TOKENS, GROUP_TOKENS, Axis, Codec, LayerGroup, recent_parts, refined_parts
 
 
 class GroupCache:

@@ -14,7 +14,7 @@ import pytest
 from kvstore.block import BlockHeader
 from kvstore.documents import timestamp
 from kvstore.journal import Actor
-from kvstore.manifest import Manifest, ModelIdentity, Page, Turn
+from kvstore.manifest import Manifest, ModelIdentity, Page, Turn, features_of
 from kvstore.naming import new_id
 from kvstore.prefix import prefix_chain
 from kvstore.shapes import BLOCK_TOKENS, CODECS, DEFAULT_CODEC, LayerGroup, block_parts
@@ -115,5 +115,6 @@ def put_state(store: Store, name: str, tokens: Sequence[int], complete: bool = T
                 sampling=None,
                 complete=complete,
                 created=timestamp(),
+                features=features_of(CODEC),
             )
             return transaction.commit(hold, manifest, before)
