@@ -9,7 +9,7 @@ import sys
 def run() -> None:
     """Run the command line."""
     if sys.argv[1:2] == ["__complete"]:
-        from amem_cli.names import complete
+        from amem_cli.shell.completion import complete
 
         complete(sys.argv[2:])
     else:

@@ -19,9 +19,10 @@ from typer._click.exceptions import UsageError as ClickUsageError
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from amem_cli import __version__, config, failures, options, signals
-from amem_cli.output import Output
-from amem_cli.parsing import Group
+from amem_cli import __version__
+from amem_cli.shell import config, failures, options, signals
+from amem_cli.shell.output import Output
+from amem_cli.shell.parsing import Group
 from kvstore.errors import UsageError
 
 # name → what `amem --help` says. A command's module is amem_cli.commands.NAME (`import_`, since `import` is a word of

@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from amem_cli.options import Call
-from amem_cli.output import Output, digest, human_size
+from amem_cli.shell.options import Call
+from amem_cli.shell.output import Output, digest, human_size
 from kvstore.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from amem_cli.engine.registry import ModelEntry
-    from amem_cli.engine.results import TurnResult
-    from amem_cli.engine.session import Engine
-    from kvstore.refs import AgentRef
+    from amem_cli.engine.models.registry import ModelEntry
+    from amem_cli.engine.turns.engine import Engine
+    from amem_cli.engine.turns.requests import TurnResult
+    from kvstore.format.records import AgentRef
     from kvstore.store import Store
 
 # The order in which every turn is told, in `--json`.
@@ -46,7 +46,7 @@ def choose_model(call: Call, name: str | None, store: "Store | None", agent: "Ag
     A named model is only checked against the agent's later on, never made the agent's.
     Raises NotFoundError and UsageError.
     """
-    from amem_cli.engine import registry
+    from amem_cli.engine.models import registry
 
     if name is None and store is not None and agent is not None:
         name = store.manifest(agent.domain, agent.manifest).model.name
@@ -55,7 +55,7 @@ def choose_model(call: Call, name: str | None, store: "Store | None", agent: "Ag
 
 def load_engine(call: Call, store: "Store", entry: "ModelEntry") -> "Engine":
     """Load the model: seconds, and the only import of MLX."""
-    from amem_cli.engine.session import Engine
+    from amem_cli.engine.turns.engine import Engine
 
     return Engine(store, entry, call.cache_dir)
 

@@ -17,19 +17,19 @@ from typing import Any
 import mlx.core as mx
 from platformdirs import user_cache_path
 
-from amem_cli.engine.batch import BatchQuantizedKVCache, decode_together
-from amem_cli.engine.generate import Feeder, passes
-from amem_cli.engine.registry import find
-from amem_cli.engine.results import Generation, TurnResult, Watcher
-from amem_cli.engine.scheduler import Scheduler, Ticket
-from amem_cli.engine.session import Engine
-from amem_cli.engine.slab import footprint
-from amem_cli.engine.steps import Steps
-from amem_cli.engine.transcript import Text
+from amem_cli.engine.cache.decode_batch import DecodeBatch, decode_together
+from amem_cli.engine.cache.feeder import Feeder, passes
+from amem_cli.engine.cache.slabs import footprint
+from amem_cli.engine.models.registry import find
+from amem_cli.engine.prompt.transcript import Text
+from amem_cli.engine.turns.engine import Engine
+from amem_cli.engine.turns.requests import Generation, TurnResult, Watcher
+from amem_cli.engine.turns.scheduler import Scheduler, Ticket
+from amem_cli.engine.turns.steps import Steps
 from benchmarks.models import add_model, add_text, new_store, opening_text, opening_tokens
 from benchmarks.report import Row, bars, finish, interleaved, options, ratio, seconds
+from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from kvstore.naming import Ref
-from kvstore.shapes import CODECS, DEFAULT_CODEC
 from kvstore.store import Store
 
 TOGETHER = {1: None, 2: 1.8, 4: 2.5}  # agents → how many times the throughput of one at a time is wanted
@@ -61,7 +61,7 @@ def timed(step: Callable[[Engine, Sequence[Feeder]], None], engine: Engine, rows
 
 def taken_apart(engine: Engine, rows: Sequence[Feeder]) -> tuple[float, float, float]:
     """Seconds of one step for describing, evaluating and copying: what `decode_together` does."""
-    batch = BatchQuantizedKVCache([feeder.cache for feeder in rows])
+    batch = DecodeBatch([feeder.cache for feeder in rows])
     began = time.perf_counter()
     out = engine.model.model(mx.array([[TOKEN]] * len(rows)), cache=batch.layers)
     logits = [out[i, -1].astype(mx.float32) for i in range(len(rows))]

@@ -9,15 +9,15 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from amem_cli import __version__
-from amem_cli.engine.conversation import Conversation, Conversations
-from amem_cli.engine.model import LoadedModel
-from amem_cli.engine.spec import describe
-from amem_cli.engine.steps import drive
-from amem_cli.engine.transcript import Transcript
-from kvstore.journal import Actor
-from kvstore.manifest import add_feed
+from amem_cli.engine.cache.probe import describe
+from amem_cli.engine.models.load import LoadedModel
+from amem_cli.engine.prompt.transcript import Transcript
+from amem_cli.engine.turns.agent_state import AgentState, AgentStates
+from amem_cli.engine.turns.steps import drive
+from kvstore.commit.journal import Actor
+from kvstore.format.codecs import CODECS
+from kvstore.format.feeds import add_feed
 from kvstore.naming import Ref
-from kvstore.shapes import CODECS
 from kvstore.store import Store
 
 
@@ -64,11 +64,11 @@ class StoredAgent:
     def __init__(self, store: Store, model: LoadedModel, codec: str, ids: Sequence[int]) -> None:
         self.nbytes = 0
         self._store, self._model, self._name = store, model, codec
-        self._conversations = Conversations(store, model, describe(model.model))
+        self._conversations = AgentStates(store, model, describe(model.model))
         domain = store.create_domain()
         with store.transaction(domain) as txn:
             new = self._conversations.begin(domain, CODECS[codec], Transcript(list(ids)), txn)
-            self._agent: Conversation = drive(new)
+            self._agent: AgentState = drive(new)
 
     def feed(self, ids: Sequence[int]) -> None:
         self._agent.feeder.feed(ids)
@@ -86,7 +86,7 @@ class StoredAgent:
             self._conversations.commit(self._agent, hold, txn, "prefill", complete=False)
         del self._agent
         self._store = Store.open(self._store.layout.root, Actor.here("benchmark", __version__))
-        self._conversations = Conversations(self._store, self._model, describe(self._model.model))
+        self._conversations = AgentStates(self._store, self._model, describe(self._model.model))
         state = self._store.resolve(Ref(self._name))
         blocks, tail = self._store.blocks(state.manifest), state.manifest.tail
         self.nbytes = sum(row.bytes for row in blocks) + (tail.bytes if tail else 0)

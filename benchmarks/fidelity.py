@@ -22,13 +22,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from amem_cli.engine.generate import passes
-from amem_cli.engine.model import LoadedModel
-from amem_cli.engine.registry import DEMO
+from amem_cli.engine.cache.feeder import passes
+from amem_cli.engine.models.load import LoadedModel
+from amem_cli.engine.models.registry import DEMO
 from benchmarks.caches import Cache, Reference, StoredAgent
 from benchmarks.models import new_store, open_model, opening_tokens
 from benchmarks.report import Row, finish, options
-from kvstore.shapes import BLOCK_TOKENS, CODECS, GROUP_TOKENS
+from kvstore.format.codecs import CODECS
+from kvstore.format.parts import BLOCK_TOKENS, GROUP_TOKENS
 
 REFERENCE = "full precision"
 BASELINE = "q4-token"

@@ -12,11 +12,13 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import base
 
-from amem_cli.engine import attention
-from amem_cli.engine.cache import AgentCache
-from amem_cli.engine.slab import SlabPool
+from amem_cli.engine.cache import attention
+from amem_cli.engine.cache.agent_cache import AgentCache
+from amem_cli.engine.cache.slabs import SlabPool
 from benchmarks.report import Row, bars, finish, interleaved, options, ratio, seconds
-from kvstore.shapes import BLOCK_TOKENS, CODECS, DEFAULT_CODEC, LayerGroup
+from kvstore.format.codecs import CODECS, DEFAULT_CODEC
+from kvstore.format.layers import LayerGroup
+from kvstore.format.parts import BLOCK_TOKENS
 
 GROUP = LayerGroup("full-0", "full", (0, 1, 2, 3), kv_heads=1, key_dim=512, value_dim=64, latent=True)
 SCALE = 192**-0.5  # a query's two parts have 128 + 64 numbers before the first is mapped to the latents

@@ -11,11 +11,13 @@ from platformdirs import user_cache_path
 
 from amem_cli import __version__
 from amem_cli.demo.handbook import handbook
-from amem_cli.engine.model import LoadedModel, load
-from amem_cli.engine.registry import DEMO, find
-from kvstore.journal import Actor
-from kvstore.layout import Layout
-from kvstore.shapes import BLOCK_TOKENS, Codec, LayerGroup, block_parts, tail_parts
+from amem_cli.engine.models.load import LoadedModel, load
+from amem_cli.engine.models.registry import DEMO, find
+from kvstore.commit.journal import Actor
+from kvstore.format.codecs import Codec
+from kvstore.format.layers import LayerGroup, block_parts, tail_parts
+from kvstore.format.layout import StoreLayout
+from kvstore.format.parts import BLOCK_TOKENS
 from kvstore.store import Store
 
 
@@ -32,7 +34,7 @@ def add_model(parser: ArgumentParser) -> None:
 def open_model(name: str) -> LoadedModel:
     """Load a model by path or hub id, or the demo's by name."""
     cache = user_cache_path("amem")
-    return load(find(Layout(cache), name), cache)
+    return load(find(StoreLayout(cache), name), cache)
 
 
 def opening_text(model: LoadedModel, file: Path | None, tokens: int) -> str:

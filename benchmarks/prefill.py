@@ -14,13 +14,13 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
-from amem_cli.engine.generate import Feeder, passes
-from amem_cli.engine.model import LoadedModel
-from amem_cli.engine.slab import SlabPool
-from amem_cli.engine.spec import describe
+from amem_cli.engine.cache.feeder import Feeder, passes
+from amem_cli.engine.cache.probe import describe
+from amem_cli.engine.cache.slabs import SlabPool
+from amem_cli.engine.models.load import LoadedModel
 from benchmarks.models import add_model, add_text, open_model, opening_tokens
 from benchmarks.report import Row, bars, finish, interleaved, options, ratio, seconds
-from kvstore.shapes import CODECS, DEFAULT_CODEC
+from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 
 STEPS = 16  # decode steps in one measurement
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from amem_cli.engine.blas import preload
+from amem_cli.engine.backend.blas import preload
 
 RESULTS = Path(__file__).parent / "results"
 PICTURES = Path(__file__).parent.parent / "docs" / "benchmarks"

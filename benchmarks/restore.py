@@ -1,7 +1,7 @@
 """How fast an agent's blocks get from disk into attention's arrays, over plain `preadv` of the same bytes.
 
 The blocks have the shapes of Gemma 3 12B and Llama 3.1 8B and random content; agents of 8,192 tokens are stored until
-there are `--gb` of them. What is compared, agent by agent: `persist.load_blocks` into new memory and into memory of
+there are `--gb` of them. What is compared, agent by agent: `cache_files.load_blocks` into new memory and into memory of
 the pool, with every check that it makes (xxh3 of the whole file, header, token ids), against `preadv` of whole files
 into new memory: a NumPy array, on one thread and on as many as `load_blocks` uses, and an anonymous mapping. NumPy
 asks Linux for huge pages, which are several times as fast to get as the mapping's small ones.
@@ -21,16 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from amem_cli.engine import persist
-from amem_cli.engine.cache import AgentCache
-from amem_cli.engine.slab import SlabPool
+from amem_cli.engine.cache.agent_cache import AgentCache
+from amem_cli.engine.cache.slabs import SlabPool
+from amem_cli.engine.persist import cache_files
 from benchmarks.models import drop_from_page_cache, new_store
 from benchmarks.report import Row, bars, finish, interleaved, options, ratio, seconds
-from kvstore.documents import timestamp
-from kvstore.manifest import BlockRow, Manifest, ModelIdentity, features_of
+from kvstore.disk.clock import timestamp
+from kvstore.format.codecs import CODECS, DEFAULT_CODEC
+from kvstore.format.layers import LayerGroup
+from kvstore.format.manifest import BlockRow, Manifest, ModelIdentity, features_of
+from kvstore.format.records import Domain
 from kvstore.naming import new_id
-from kvstore.refs import Domain
-from kvstore.shapes import CODECS, DEFAULT_CODEC, LayerGroup
 from kvstore.store import Store
 
 TOKENS = 8192  # of one agent
@@ -53,7 +54,7 @@ class Agent:
     store: Store
     groups: tuple[LayerGroup, ...]
     domain: str
-    tokens: persist.Tokens
+    tokens: cache_files.Tokens
     blocks: list[BlockRow]
 
     @property
@@ -67,7 +68,9 @@ class Agent:
     def restore(self, pool: Callable[[], SlabPool]) -> AgentCache:
         """Bring the blocks into memory of a pool, or into new memory where that has none."""
         cache = AgentCache(self.groups, CODEC, pool())
-        persist.load_blocks(self.store, self.domain, persist.rows_of(self.blocks), cache, self.tokens, TOKENS).now()
+        cache_files.load_blocks(
+            self.store, self.domain, cache_files.rows_of(self.blocks), cache, self.tokens, TOKENS
+        ).now()
         return cache
 
     def read_plainly(self, memory: memoryview, threads: int) -> None:
@@ -106,11 +109,11 @@ def write_agent(
     cache = AgentCache(groups, CODEC, SlabPool())
     cache.offset = cached
     for group in cache.groups:
-        for block in persist.needed_blocks(group.group, cached):
+        for block in cache_files.needed_blocks(group.group, cached):
             for part in group.block(block):
                 part[...] = np.frombuffer(random.bytes(part.nbytes), part.dtype).reshape(part.shape)
     with store.hold(f"agent{number}", 0) as hold, store.transaction(domain) as txn:
-        rows = persist.save_blocks(txn, domain, IDENTITY, cache, tokens, {})
+        rows = cache_files.save_blocks(txn, domain, IDENTITY, cache, tokens, {})
         manifest = Manifest(
             agent=new_id(),
             domain=domain.id,
@@ -123,9 +126,9 @@ def write_agent(
             groups=groups,
             tokens=cached + 1,
             cached=cached,
-            pages=persist.save_pages(txn, domain, cache, tokens, rows, ()),
-            window_blocks=persist.window_rows(cache, rows),
-            tail=persist.save_tail(txn, domain, IDENTITY, cache),
+            pages=cache_files.save_pages(txn, domain, cache, tokens, rows, ()),
+            window_blocks=cache_files.window_rows(cache, rows),
+            tail=cache_files.save_tail(txn, domain, IDENTITY, cache),
             feeds=(),
             turns=(),
             owed=(),
@@ -149,7 +152,7 @@ def measure(model: str, agents: list[Agent], repeats: int, dropped: bool) -> lis
             "new": partial(seconds, partial(agent.restore, SlabPool)),
             "pooled": partial(seconds, partial(agent.restore, lambda: pool), AgentCache.release),
             "one": partial(seconds, partial(agent.read_into_numpy, 1)),
-            "many": partial(seconds, partial(agent.read_into_numpy, persist.READERS)),
+            "many": partial(seconds, partial(agent.read_into_numpy, cache_files.READERS)),
             "mapping": partial(seconds, agent.read_into_mapping),
         }
         for way, times in interleaved(
@@ -164,7 +167,7 @@ def measure(model: str, agents: list[Agent], repeats: int, dropped: bool) -> lis
             "GB": sum(agent.bytes for agent in agents) / 1e9,
             "GB/s": statistics.median(speeds[memory]) / 1e9,
             "over NumPy": ratio(speeds[memory], speeds["one"]),
-            f"over NumPy, {persist.READERS} threads": ratio(speeds[memory], speeds["many"]),
+            f"over NumPy, {cache_files.READERS} threads": ratio(speeds[memory], speeds["many"]),
             "over a mapping": ratio(speeds[memory], speeds["mapping"]),
         }
         for memory in ("new", "pooled")

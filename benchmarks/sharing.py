@@ -10,14 +10,14 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from amem_cli.engine import persist
-from amem_cli.engine.cache import AgentCache
-from amem_cli.engine.slab import SlabPool, footprint
+from amem_cli.engine.cache.agent_cache import AgentCache
+from amem_cli.engine.cache.slabs import SlabPool, footprint
+from amem_cli.engine.persist import cache_files
 from benchmarks.models import new_store
 from benchmarks.report import Row, bars, finish, interleaved, options, ratio, seconds
 from benchmarks.restore import CODEC, Agent, write_agent
+from kvstore.format.layers import LayerGroup
 from kvstore.naming import Ref
-from kvstore.shapes import LayerGroup
 
 FORKS = 10
 FULL = (5, 11, 17)
@@ -33,7 +33,7 @@ MODELS = {
 def load(agent: Agent, number: int, pool: SlabPool) -> AgentCache:
     """The agent, or a fork of it: both name the same blocks."""
     cache = AgentCache(agent.groups, CODEC, pool)
-    persist.load(agent.store, agent.store.resolve(Ref(f"agent{number}")).manifest, cache, agent.tokens).now()
+    cache_files.load(agent.store, agent.store.resolve(Ref(f"agent{number}")).manifest, cache, agent.tokens).now()
     return cache
 
 

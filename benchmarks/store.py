@@ -16,16 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.report import Row, finish, options
-from kvstore import refs
-from kvstore.block import BlockHeader, digest, encode_header
-from kvstore.documents import timestamp
-from kvstore.index import Index
-from kvstore.journal import NO_LINE, Actor, Change, Entry
-from kvstore.manifest import PAGE_TOKENS, BlockRow, FileRow, Manifest, ModelIdentity, Page, Turn, encode
+from kvstore.commit import refs
+from kvstore.commit.index import Index
+from kvstore.commit.journal import NO_LINE, Actor, Change, Entry
+from kvstore.disk.clock import timestamp
+from kvstore.format.block import BlockHeader, digest, encode_header
+from kvstore.format.codecs import CODECS
+from kvstore.format.layers import LayerGroup, block_parts
+from kvstore.format.manifest import PAGE_TOKENS, BlockRow, FileRow, Manifest, ModelIdentity, Page, Turn, encode
+from kvstore.format.parts import BLOCK_TOKENS
+from kvstore.format.prefix_keys import prefix_chain
+from kvstore.format.records import AgentRef, Domain
 from kvstore.naming import new_id
-from kvstore.prefix import prefix_chain
-from kvstore.refs import AgentRef, Domain
-from kvstore.shapes import BLOCK_TOKENS, CODECS, LayerGroup, block_parts
 from kvstore.store import Store
 
 Tokens = npt.NDArray[np.int32]

@@ -13,23 +13,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from amem_cli.engine.conversation import Conversation, Conversations
-from amem_cli.engine.generate import passes, sample
-from amem_cli.engine.model import LoadedModel
-from amem_cli.engine.spec import describe
-from amem_cli.engine.steps import drive
-from amem_cli.engine.transcript import Text, Transcript
+from amem_cli.engine.cache.feeder import passes
+from amem_cli.engine.cache.probe import describe
+from amem_cli.engine.models.load import LoadedModel
+from amem_cli.engine.prompt.transcript import Text, Transcript
+from amem_cli.engine.turns.agent_state import AgentState, AgentStates
+from amem_cli.engine.turns.generation import sample
+from amem_cli.engine.turns.steps import drive
 from benchmarks.models import add_model, add_text, drop_from_page_cache, new_store, open_model, opening_text
 from benchmarks.report import Row, finish, interleaved, options, ratio, seconds
-from kvstore.manifest import Sampling
+from kvstore.format.codecs import CODECS, DEFAULT_CODEC
+from kvstore.format.manifest import Sampling
 from kvstore.naming import Ref
-from kvstore.shapes import CODECS, DEFAULT_CODEC
 from kvstore.store import Store
 
 GREEDY = Sampling(0, 0.0, 1.0)
 
 
-def step(agent: Conversation) -> Conversation:
+def step(agent: AgentState) -> AgentState:
     """Feed what is pending and sample a token, which is then pending."""
     logits = agent.feeder.feed(agent.pending, logits=True)
     assert logits is not None
@@ -37,7 +38,7 @@ def step(agent: Conversation) -> Conversation:
     return agent
 
 
-def cold(store: Store, conversations: Conversations, model: LoadedModel, text: str) -> tuple[Conversation, float]:
+def cold(store: Store, conversations: AgentStates, model: LoadedModel, text: str) -> tuple[AgentState, float]:
     """An agent of `text`, committed with its last token pending, and the seconds to its first token.
 
     The commit is not in the time: a first token does not wait for it.
@@ -61,10 +62,10 @@ def measure(model: LoadedModel, tokens: int, file: Path | None, repeats: int) ->
     """Times at one length."""
     spec = describe(model.model)
     with new_store() as store:
-        pooled = Conversations(store, model, spec)
+        pooled = AgentStates(store, model, spec)
         agent, cold_seconds = cold(store, pooled, model, opening_text(model, file, tokens))
 
-        def resume(conversations: Conversations) -> Conversation:
+        def resume(conversations: AgentStates) -> AgentState:
             return step(drive(conversations.resume(store.resolve(Ref("agent")))))
 
         def dropped() -> float:
@@ -72,12 +73,12 @@ def measure(model: LoadedModel, tokens: int, file: Path | None, repeats: int) ->
             return warm_new()
 
         def warm_new() -> float:
-            return seconds(lambda: resume(Conversations(store, model, spec)))
+            return seconds(lambda: resume(AgentStates(store, model, spec)))
 
         runs: dict[str, Callable[[], float]] = {
             "step": lambda: seconds(lambda: step(agent)),
             "new": warm_new,
-            "pooled": lambda: seconds(lambda: resume(pooled), Conversation.release),
+            "pooled": lambda: seconds(lambda: resume(pooled), AgentState.release),
         }
         if hasattr(os, "posix_fadvise"):
             runs["dropped"] = dropped

@@ -11,19 +11,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from amem_cli.engine.conversation import Conversation, Conversations
-from amem_cli.engine.generate import passes
-from amem_cli.engine.model import LoadedModel
-from amem_cli.engine.spec import describe
-from amem_cli.engine.steps import drive
-from amem_cli.engine.transcript import Transcript
+from amem_cli.engine.cache.feeder import passes
+from amem_cli.engine.cache.probe import describe
+from amem_cli.engine.models.load import LoadedModel
+from amem_cli.engine.prompt.transcript import Transcript
+from amem_cli.engine.turns.agent_state import AgentState, AgentStates
+from amem_cli.engine.turns.steps import drive
 from benchmarks.models import add_model, add_text, disk_bytes, new_store, open_model, opening_tokens, owed_bytes
 from benchmarks.report import Row, bars, finish, options, seconds
-from kvstore import files, lifecycle
+from kvstore import lifecycle
+from kvstore.commit.transaction import Transaction
+from kvstore.disk import files
+from kvstore.format.codecs import CODECS, DEFAULT_CODEC
+from kvstore.format.layers import bytes_per_token
 from kvstore.naming import Ref
-from kvstore.shapes import CODECS, DEFAULT_CODEC, bytes_per_token
 from kvstore.store import Store
-from kvstore.transaction import Transaction
 
 NEW = 64  # tokens of a turn
 TURNS = 4
@@ -38,13 +40,13 @@ class Bench:
     def __init__(self, store: Store, model: LoadedModel, ids: list[int]) -> None:
         self.store = store
         self.spec = describe(model.model)
-        self.conversations = Conversations(store, model, self.spec)
+        self.conversations = AgentStates(store, model, self.spec)
         domain = store.create_domain()
         with store.transaction(domain) as txn:
             self.agent = drive(self.conversations.begin(domain, CODEC, Transcript(ids), txn))
             self._feed_and_commit(self.agent, "agent", txn)
 
-    def turn(self, agent: Conversation, name: str, ids: list[int]) -> tuple[int, int]:
+    def turn(self, agent: AgentState, name: str, ids: list[int]) -> tuple[int, int]:
         """Add `ids` and commit. Returns the bytes written, and the least that could have been."""
         before = agent.cached
         agent.transcript.tokens.extend(ids)
@@ -52,7 +54,7 @@ class Bench:
             self._feed_and_commit(agent, name, txn)
             return txn.bytes_written, owed_bytes(self.spec.groups, CODEC, before, agent.cached)
 
-    def _feed_and_commit(self, agent: Conversation, name: str, txn: Transaction) -> None:
+    def _feed_and_commit(self, agent: AgentState, name: str, txn: Transaction) -> None:
         for length in passes(agent.cached, len(agent.pending) - 1, logits=False):
             agent.feeder.feed(agent.pending[:length])
         with self.store.hold(name, 0) as hold:

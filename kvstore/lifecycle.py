@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, replace
 
-from kvstore import refs
-from kvstore.documents import timestamp
+from kvstore.commit import refs
+from kvstore.commit.journal import Change
+from kvstore.commit.staging import shared_store_lock
+from kvstore.disk.clock import timestamp
 from kvstore.errors import ConflictError, NotFoundError
-from kvstore.history import State
-from kvstore.journal import Change
-from kvstore.manifest import Manifest
+from kvstore.format.manifest import Manifest
+from kvstore.format.records import SnapshotRef
+from kvstore.history.resolve import State
 from kvstore.naming import Ref, check_name, file_name, new_id
-from kvstore.refs import SnapshotRef
-from kvstore.staging import shared_store_lock
 from kvstore.store import Store
 
 UNDO_DIGITS = 16

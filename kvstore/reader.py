@@ -6,13 +6,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvstore import files, refs
-from kvstore.block import damaged, read_metadata, read_parts
+from kvstore.commit import refs
+from kvstore.disk import files
 from kvstore.errors import DamageError, IsolationError, NotFoundError
-from kvstore.layout import Layout
-from kvstore.manifest import BlockRow, FileRow, Manifest, Page, decode_manifest, decode_page, decode_page_blocks
-from kvstore.refs import AgentRef, Domain, SnapshotRef
-from kvstore.shapes import Part
+from kvstore.format.block import damaged, read_metadata, read_parts
+from kvstore.format.layout import StoreLayout
+from kvstore.format.manifest import BlockRow, FileRow, Manifest, Page, decode_manifest, decode_page, decode_page_blocks
+from kvstore.format.parts import Part
+from kvstore.format.records import AgentRef, Domain, SnapshotRef
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Reader:
     """Everything that can be read from the store at `layout`."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: StoreLayout) -> None:
         self.layout = layout
 
     def agents(self) -> list[AgentRef]:

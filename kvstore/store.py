@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvstore import files, refs
-from kvstore.documents import dump, load, timestamp
+from kvstore.commit import refs
+from kvstore.commit.journal import Actor
+from kvstore.commit.transaction import AgentHold, Transaction
+from kvstore.disk import files
+from kvstore.disk.canonical_json import dump, load
+from kvstore.disk.clock import timestamp
+from kvstore.disk.locks import INTERNAL_WAIT, Lock
 from kvstore.errors import ConflictError, DamageError, IsolationError, NoStoreError
-from kvstore.history import State, resolve
-from kvstore.journal import Actor
-from kvstore.layout import Layout
-from kvstore.locks import INTERNAL_WAIT, Lock
+from kvstore.format.layout import StoreLayout
+from kvstore.format.records import Domain
+from kvstore.history.resolve import State, resolve
 from kvstore.naming import Ref, check_name, file_name, new_id
 from kvstore.reader import Reader
-from kvstore.refs import Domain
-from kvstore.transaction import AgentHold, Transaction
 
 FORMAT = 1
 BALLAST = 1 << 16  # bytes: what gc and the journal need on a full disk
@@ -25,7 +27,7 @@ BALLAST = 1 << 16  # bytes: what gc and the journal need on a full disk
 class Store(Reader):
     """One store, opened by `open` or `open_or_create`. Reading it writes nothing and takes no lock."""
 
-    def __init__(self, layout: Layout, store_id: str, actor: Actor) -> None:
+    def __init__(self, layout: StoreLayout, store_id: str, actor: Actor) -> None:
         super().__init__(layout)
         self.id = store_id
         self.actor = actor
@@ -36,7 +38,7 @@ class Store(Reader):
 
         Raises NoStoreError where there is none, where format.json is unreadable, and where another version wrote it.
         """
-        layout = Layout(root)
+        layout = StoreLayout(root)
         return cls(layout, _read_format(layout), actor)
 
     @classmethod
@@ -45,7 +47,7 @@ class Store(Reader):
 
         Raises NoStoreError as `open` does, and for a folder that holds something else.
         """
-        layout = Layout(root)
+        layout = StoreLayout(root)
         if not layout.format.exists():
             _create(layout, actor)
         return cls.open(root, actor)
@@ -110,7 +112,7 @@ class Store(Reader):
         return Transaction(self.layout, self.actor, domain)
 
 
-def _read_format(layout: Layout) -> str:
+def _read_format(layout: StoreLayout) -> str:
     """The store's id."""
     try:
         values = load(files.read(layout.format))
@@ -125,7 +127,7 @@ def _read_format(layout: Layout) -> str:
     return str(values["id"])
 
 
-def _create(layout: Layout, actor: Actor) -> None:
+def _create(layout: StoreLayout, actor: Actor) -> None:
     known = {path.relative_to(layout.root).parts[0] for path in (*layout.folders(), layout.ballast)}
     try:
         if strangers := {path.name for path in layout.root.iterdir()} - known - {layout.format.name}:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import amem_cli.engine  # noqa: F401  first of all: it puts a faster BLAS under MLX
-from tests import models
+from tests.support import models
 
 
 @pytest.fixture(scope="session")

@@ -11,19 +11,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from amem_cli.engine import persist
-from amem_cli.engine.cache import AgentCache
-from amem_cli.engine.registry import ModelEntry
-from amem_cli.engine.session import Engine
-from amem_cli.engine.slab import SlabPool
-from amem_cli.engine.transcript import Text
+from amem_cli.engine.cache.agent_cache import AgentCache
+from amem_cli.engine.cache.slabs import SlabPool
+from amem_cli.engine.models.registry import ModelEntry
+from amem_cli.engine.persist import cache_files
+from amem_cli.engine.prompt.transcript import Text
+from amem_cli.engine.turns.engine import Engine
 from kvstore import errors
+from kvstore.archive.transfer import exporting, write_file
+from kvstore.commit.journal import Actor
 from kvstore.errors import AmemError
-from kvstore.journal import Actor
 from kvstore.naming import Ref
 from kvstore.store import Store
-from kvstore.transfer import exporting, write_file
-from tests.reading import State
+from tests.support.reading import State
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -51,7 +51,7 @@ def test_a_reader_written_from_the_page_reads_what_the_engine_computes_with(stor
     tokens = store.tokens(manifest)
     assert read.tokens == tokens.tolist()
     cache = AgentCache(manifest.groups, manifest.codec, SlabPool())
-    persist.load(store, manifest, cache, tokens).now()
+    cache_files.load(store, manifest, cache, tokens).now()
     for group, described in zip(cache.groups, read.manifest["groups"], strict=True):
         keys, values = read.group(described)
         if group.group.kind == "full":

@@ -92,7 +92,7 @@ def test_names_are_found_without_typer(environment: dict[str, str]) -> None:
     code += "print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     modules = done.stdout.splitlines()[-1].split()
-    assert "amem_cli.names" in modules
+    assert "amem_cli.shell.completion" in modules
     assert not {"typer", "rich", "numpy", "mlx"}.intersection(modules)
 
 

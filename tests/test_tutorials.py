@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.journal import Actor
+from kvstore.commit.journal import Actor
 from kvstore.naming import Ref
 from kvstore.store import Store
 

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from amem_cli.engine.latent import absorb
-from amem_cli.engine.plan import report
-from amem_cli.engine.spec import ModelCacheSpec, describe
+from amem_cli.engine.cache.latent_attention import absorb
+from amem_cli.engine.cache.probe import ModelCacheSpec, describe
+from amem_cli.engine.models.plan import report
+from kvstore.commit.journal import Actor
 from kvstore.errors import ModelMismatchError
-from kvstore.journal import Actor
-from kvstore.shapes import CODECS, DEFAULT_CODEC
+from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from kvstore.store import Store
-from tests import kinds
-from tests.engine import resuming
+from tests.support import kinds, resuming
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- python -m tools.models writes this -->\n", "<!-- until here -->\n"

@@ -9,8 +9,8 @@ from typer.core import TyperArgument, TyperGroup, TyperOption
 from typer.main import get_command
 
 from amem_cli import main
-from amem_cli.config import SHARED_KEYS
-from kvstore.shapes import CODECS
+from amem_cli.shell.config import SHARED_KEYS
+from kvstore.format.codecs import CODECS
 
 # What the shells offer for a value, by the first word of the name that the usage gives to it; nothing for the others.
 KINDS = {

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from amem_cli import signals
-from amem_cli.inputs import STDIN
-from amem_cli.options import Call, ModelName, command, new_app
-from amem_cli.output import Output
-from amem_cli.units import check_size, parse_size
+from amem_cli.shell import signals
+from amem_cli.shell.inputs import STDIN
+from amem_cli.shell.options import Call, ModelName, command, new_app
+from amem_cli.shell.output import Output
+from amem_cli.shell.units import check_size, parse_size
 from kvstore.errors import AmemError, NotFoundError, PartialError, UsageError
 
 app = new_app()
@@ -50,9 +50,9 @@ def batch(
 
 def _run(call: Call, out: Output, descriptor: int, model: str | None, memory: int, batched: bool) -> bool:
     """Run what comes from the descriptor; tell the totals. Returns whether all is done."""
-    from amem_cli.batching.lines import Lines
-    from amem_cli.batching.runner import STATES, Batch
-    from amem_cli.batching.table import Table
+    from amem_cli.batch.lines import Lines
+    from amem_cli.batch.runner import STATES, Batch
+    from amem_cli.batch.table import Table
 
     typed = os.isatty(descriptor)
     table = Table(call.out.color, shown=sys.stderr.isatty() and not (typed or call.out.quiet))

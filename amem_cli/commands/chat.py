@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from amem_cli import signals, turns
-from amem_cli.inputs import chat_text, check_text, interactive
-from amem_cli.options import DEFAULT_WAIT, Call, Expect, ModelName, State, Wait, command, new_app
+from amem_cli import turns
+from amem_cli.shell import signals
+from amem_cli.shell.inputs import chat_text, check_text, interactive
+from amem_cli.shell.options import DEFAULT_WAIT, Call, Expect, ModelName, State, Wait, command, new_app
 from kvstore.errors import AmemError, UsageError
 from kvstore.naming import Ref, parse_ref
 
 if TYPE_CHECKING:
-    from amem_cli.engine.results import Generation, TurnResult
-    from amem_cli.engine.session import Engine
+    from amem_cli.engine.turns.engine import Engine
+    from amem_cli.engine.turns.requests import Generation, TurnResult
 
 app = new_app()
 
@@ -52,7 +53,7 @@ def chat(
     agent = store.resolve(state).agent
     entry = turns.choose_model(call, model, store, agent)
     engine = turns.load_engine(call, store, entry)
-    from amem_cli.engine.results import Generation
+    from amem_cli.engine.turns.requests import Generation
 
     generation = Generation(max_tokens, temp, top_p, seed, stops)
     turn = _Turn(call, engine, generation, save=not no_save, wait=wait)
@@ -108,8 +109,8 @@ class _Turn:
 
     def run(self, state: Ref, text: str, expect: str | None) -> tuple["TurnResult", signals.Stop]:
         """Answer `text`, streamed. Returns the turn, and which signal ended it, if one did."""
-        from amem_cli.engine.results import Watcher
-        from amem_cli.engine.transcript import Text
+        from amem_cli.engine.prompt.transcript import Text
+        from amem_cli.engine.turns.requests import Watcher
 
         out = self.call.out
         with signals.listening() as heard, out.progress("prefill") as bar:

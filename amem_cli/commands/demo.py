@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from amem_cli import signals
 from amem_cli.demo import handbook
-from amem_cli.options import Call, command, new_app
-from amem_cli.output import human_size
+from amem_cli.shell import signals
+from amem_cli.shell.options import Call, command, new_app
+from amem_cli.shell.output import human_size
 from kvstore.errors import ConflictError
 from kvstore.naming import Ref
 
@@ -39,7 +39,7 @@ Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
-class Figures:
+class DemoFigures:
     """What the demo measured. Times are milliseconds with the model loaded, sizes are bytes on disk.
 
     `cold_ttft_ms` is what the first question waited for: the prefill of the text, and its own first token.
@@ -74,7 +74,7 @@ def demo(
 ) -> None:
     """Show in two minutes what amem does, with Gemma 3 270M on a store of its own."""
     from amem_cli.demo.runner import Runner
-    from amem_cli.engine import registry
+    from amem_cli.engine.models import registry
 
     registry.find(call.layout, registry.DEMO)  # before anything is made
     with signals.listening() as stop:
@@ -93,7 +93,7 @@ def demo(
 @contextmanager
 def _folder(chosen: Path | None) -> Iterator[Path]:
     """The folder to work in: an empty or new one, which stays, or a temporary one."""
-    from kvstore import files
+    from kvstore.disk import files
 
     if chosen is None:
         with tempfile.TemporaryDirectory(prefix="amem-demo-") as temporary:
@@ -106,9 +106,9 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
     yield folder
 
 
-def _tour(call: Call, runner: "Runner", model: str, tokens: int) -> Figures:
+def _tour(call: Call, runner: "Runner", model: str, tokens: int) -> DemoFigures:
     """Run the commands, and show what they did."""
-    from kvstore import files
+    from kvstore.disk import files
     from kvstore.store import Store
 
     say = call.out.print
@@ -136,7 +136,7 @@ def _tour(call: Call, runner: "Runner", model: str, tokens: int) -> Figures:
     store = Store.open(runner.store, call.actor())
     checked = runner.run("verify", "--deep").result
     say(f"   {checked['checked']} files, {human_size(checked['bytes'])}: all of them whole")
-    return Figures(
+    return DemoFigures(
         model=model,
         tokens=read["tokens"],
         cold_ttft_ms=read["seconds"] * 1000 + first["ttft_ms"],
@@ -179,13 +179,13 @@ def _agents(inspected: "Ran") -> dict[str, dict[str, Any]]:
 
 def _fp16_bytes(store: "Store", agent: str) -> int:
     """What an agent's cached tokens would take in float16."""
-    from amem_cli.usage import group_usage
+    from amem_cli.views.usage import group_usage
 
     manifest = store.resolve(Ref(agent)).manifest
     return sum(group_usage(manifest, group).fp16_bytes for group in manifest.groups)
 
 
-def _show_figures(call: Call, figures: Figures) -> None:
+def _show_figures(call: Call, figures: DemoFigures) -> None:
     """Without a store every process prefills the text, and keeps a float16 cache of its own."""
     fp16, size = figures.agent_fp16_bytes, human_size
     rows = [

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from amem_cli.options import Call, command, new_app
-from amem_cli.output import digest, human_size
+from amem_cli.shell.options import Call, command, new_app
+from amem_cli.shell.output import digest, human_size
 from kvstore.naming import parse_ref
 
 if TYPE_CHECKING:
-    from kvstore.compare import Difference, Side
+    from kvstore.history.diff import Difference, Side
     from kvstore.store import Store
 
 app = new_app()
@@ -27,7 +27,7 @@ def diff(
     text: Annotated[bool, typer.Option("--text", help="Both sides' text from where they part.")] = False,
 ) -> None:
     """Show where two states part, what they share, and what computed them."""
-    from kvstore.compare import compare
+    from kvstore.history.diff import compare
 
     ref_a, ref_b = parse_ref(a), parse_ref(b)
     store = call.open_store()
@@ -51,8 +51,8 @@ def diff(
 
 
 def _texts(call: Call, store: "Store", found: "Difference") -> tuple[str, str]:
-    from amem_cli.decoding import Decoder
-    from kvstore.compare import tokens_from
+    from amem_cli.views.text import Decoder
+    from kvstore.history.diff import tokens_from
 
     decoder = Decoder(call)
     manifests = found.a.state.manifest, found.b.state.manifest

@@ -17,8 +17,8 @@ from typing import Literal
 import typer
 
 from amem_cli import __version__
-from amem_cli.options import Call, command, new_app
-from amem_cli.output import human_size, local_time
+from amem_cli.shell.options import Call, command, new_app
+from amem_cli.shell.output import human_size, local_time
 from kvstore.errors import AmemError
 
 app = new_app()
@@ -75,7 +75,7 @@ def _mlx() -> Check:
 
 
 def _blas() -> Check:
-    from amem_cli.engine import blas
+    from amem_cli.engine.backend import blas
 
     info = blas.preload()
     advice = blas.advice(info)
@@ -124,7 +124,7 @@ def _held(holder: dict[str, str]) -> Check:
 
 
 def _models(call: Call) -> Iterator[Check]:
-    from amem_cli.engine import registry
+    from amem_cli.engine.models import registry
 
     try:
         entries = registry.entries(call.layout)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from amem_cli.options import Call, State, command, new_app
-from amem_cli.output import digest, human_size
-from amem_cli.transfers import Format, check_format
+from amem_cli.shell.formats import Format, check_format
+from amem_cli.shell.options import Call, State, command, new_app
+from amem_cli.shell.output import digest, human_size
 from kvstore.errors import UsageError
 from kvstore.naming import Ref, parse_ref
 
@@ -47,7 +47,7 @@ def export(
 
 
 def _export(call: Call, store: "Store", ref: Ref, target: Path | None, lineage: bool) -> None:
-    from kvstore.transfer import exporting
+    from kvstore.archive.transfer import exporting
 
     with exporting(store, ref, lineage=lineage) as found:
         sha256, size = _write(target, found.pieces)
@@ -72,10 +72,10 @@ def _export(call: Call, store: "Store", ref: Ref, target: Path | None, lineage: 
 
 
 def _export_mlx(call: Call, store: "Store", ref: Ref, target: Path | None) -> None:
-    from amem_cli.engine import promptcache
+    from amem_cli.engine.persist import mlx_lm
 
     state = store.resolve(ref)
-    sha256, size = _write(target, promptcache.export(store, state))
+    sha256, size = _write(target, mlx_lm.export(store, state))
     codec = state.manifest.codec.name
     loss = f"keys and values are what the {codec} codes stand for, in bfloat16: what quantization took is not back"
     call.out.warn(loss)
@@ -99,7 +99,7 @@ def _export_mlx(call: Call, store: "Store", ref: Ref, target: Path | None) -> No
 
 def _write(target: Path | None, pieces: Iterator[bytes]) -> tuple[str, int]:
     """Write the pieces; returns their SHA-256 and size."""
-    from kvstore.transfer import write_file
+    from kvstore.archive.transfer import write_file
 
     hasher, size = hashlib.sha256(), 0
 

@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from amem_cli import signals, turns
-from amem_cli.inputs import prefill_text
-from amem_cli.options import DEFAULT_WAIT, Call, Expect, ModelName, Wait, command, new_app
+from amem_cli import turns
+from amem_cli.shell import signals
+from amem_cli.shell.inputs import prefill_text
+from amem_cli.shell.options import DEFAULT_WAIT, Call, Expect, ModelName, Wait, command, new_app
 from kvstore.errors import UsageError
 from kvstore.naming import check_name
 
@@ -35,8 +36,8 @@ def extend(
     store = call.open_store()
     entry = turns.choose_model(call, model, store, store.agent(agent))
     engine = turns.load_engine(call, store, entry)
-    from amem_cli.engine.results import Watcher
-    from amem_cli.engine.transcript import Text
+    from amem_cli.engine.prompt.transcript import Text
+    from amem_cli.engine.turns.requests import Watcher
 
     with signals.listening() as stop, call.out.progress("extend") as bar:
         watcher = Watcher(on_progress=lambda at: bar.update(at.done, at.total, at.tokens_per_second), should_stop=stop)

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from amem_cli.options import Call, Note, State, command, new_app
-from amem_cli.output import digest
+from amem_cli.shell.options import Call, Note, State, command, new_app
+from amem_cli.shell.output import digest
 from kvstore.naming import check_name, parse_ref
 
 app = new_app()

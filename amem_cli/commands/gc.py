@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from amem_cli.options import Call, command, new_app
-from amem_cli.output import digest, human_size
-from amem_cli.units import check_age, check_size, parse_age, parse_size
+from amem_cli.shell.options import Call, command, new_app
+from amem_cli.shell.output import digest, human_size
+from amem_cli.shell.units import check_age, check_size, parse_age, parse_size
 from kvstore.errors import PartialError
 
 if TYPE_CHECKING:
-    from kvstore.garbage import Handled
-    from kvstore.gc import GCResult
+    from kvstore.gc.collect import GCResult
+    from kvstore.gc.report import Handled
 
 app = new_app()
 
@@ -48,8 +48,8 @@ def gc(
     ] = 10,
 ) -> None:
     """Delete what no agent, snapshot or kept state needs. An evicted agent keeps its tokens, and prefills again."""
-    from kvstore.gc import Policy
-    from kvstore.gc import gc as collect
+    from kvstore.gc.collect import Policy
+    from kvstore.gc.collect import gc as collect
 
     limit = None if max_bytes is None else parse_size(max_bytes)
     age = None if older_than is None else parse_age(older_than)

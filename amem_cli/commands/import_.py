@@ -9,9 +9,9 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from amem_cli.options import DEFAULT_WAIT, Call, ModelName, Wait, command, new_app
-from amem_cli.output import digest, human_size
-from amem_cli.transfers import Format, check_format
+from amem_cli.shell.formats import Format, check_format
+from amem_cli.shell.options import DEFAULT_WAIT, Call, ModelName, Wait, command, new_app
+from amem_cli.shell.output import digest, human_size
 from kvstore.errors import NotFoundError, UsageError
 from kvstore.naming import check_name
 
@@ -54,7 +54,7 @@ def import_(
 
 
 def _import(call: Call, file: str, name: str | None, domain: str | None, as_new: bool, wait: float) -> None:
-    from kvstore.transfer import import_agent
+    from kvstore.archive.transfer import import_agent
 
     with _opened(file) as stream:
         made = import_agent(call.create_store(), stream, name, domain=domain, as_new=as_new, wait=wait)
@@ -80,10 +80,11 @@ def _import_mlx(
         raise UsageError(f"mlx-lm reads no prompt cache of the name {file}", "let its name end with .safetensors")
     ids = None if tokens is None else _token_ids(tokens)
 
-    from amem_cli.engine import promptcache, registry
+    from amem_cli.engine.models import registry
+    from amem_cli.engine.persist import mlx_lm
 
     entry = registry.find(call.layout, model)
-    made = promptcache.import_file(
+    made = mlx_lm.import_file(
         call.create_store(), entry, call.cache_dir, Path(file), name, tokens=ids, domain=domain, wait=wait
     )
     call.out.warn(

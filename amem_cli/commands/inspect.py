@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from amem_cli.options import Call, command, new_app
-from amem_cli.output import digest, human_size, local_time
+from amem_cli.shell.options import Call, command, new_app
+from amem_cli.shell.output import digest, human_size, local_time
 from kvstore.errors import NotFoundError, UsageError
 from kvstore.naming import check_name, parse_digest, parse_ref
 
 if TYPE_CHECKING:
-    from amem_cli.usage import AgentUsage, GroupUsage
-    from kvstore.history import State
-    from kvstore.refs import Domain
+    from amem_cli.views.usage import AgentUsage, GroupUsage
+    from kvstore.format.records import Domain
+    from kvstore.history.resolve import State
     from kvstore.store import Store
 
 app = new_app()
@@ -56,7 +56,7 @@ def _domain(store: "Store", name: str) -> "Domain":
 
 
 def _list(call: Call, store: "Store", within: "Domain | None") -> None:
-    from amem_cli.usage import Usage, total_blocks, total_bytes
+    from amem_cli.views.usage import Usage, total_blocks, total_bytes
 
     agents = [agent for agent in store.agents() if within is None or agent.domain == within.id]
     usage = Usage(store, agents)
@@ -96,7 +96,7 @@ def _row(usage: "AgentUsage") -> tuple[str, ...]:
 
 
 def _digest(call: Call, store: "Store", prefix: str, within: "Domain | None", text: bool, raw: bool) -> None:
-    from amem_cli.objects import details, find, state_of
+    from amem_cli.views.objects import details, find, state_of
 
     found = find(store, prefix, within.id if within else None)
     state = state_of(store, found)
@@ -118,7 +118,7 @@ def _state(call: Call, store: "Store", state: "State", within: "Domain | None", 
     if text:
         _text(call, store, state, raw)
         return
-    from amem_cli.usage import Usage, group_usage
+    from amem_cli.views.usage import Usage, group_usage
 
     usage = Usage(store, [agent for agent in store.agents() if agent.domain == state.agent.domain])
     agent = usage.agent(state.agent)
@@ -135,8 +135,8 @@ def _state(call: Call, store: "Store", state: "State", within: "Domain | None", 
 
 def _text(call: Call, store: "Store", state: "State", raw: bool) -> None:
     """What was said, turn by turn, or the prompt as the model has it."""
-    from amem_cli.decoding import Decoder
-    from kvstore.compare import tokens_from
+    from amem_cli.views.text import Decoder
+    from kvstore.history.diff import tokens_from
 
     decoder, manifest = Decoder(call), state.manifest
     tokens = tokens_from(store, manifest, 0)
@@ -153,7 +153,7 @@ def _text(call: Call, store: "Store", state: "State", raw: bool) -> None:
 
 
 def _details(store: "Store", state: "State", groups: list["GroupUsage"]) -> dict[str, Any]:
-    from kvstore.history import lineage
+    from kvstore.history.resolve import lineage
 
     manifest = state.manifest
     past = [

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from amem_cli.options import Call, command, new_app
-from amem_cli.output import digest, local_time
+from amem_cli.shell.options import Call, command, new_app
+from amem_cli.shell.output import digest, local_time
 from kvstore.errors import UsageError
 from kvstore.naming import check_name
 
 if TYPE_CHECKING:
-    from kvstore.log import Chronicle, Commit
+    from kvstore.history.log import Chronicle, Commit
     from kvstore.store import Store
 
 app = new_app()
@@ -50,7 +50,7 @@ def log(
     if agent is None:
         _journal(call, store, number, since, until, head)
     else:
-        from kvstore.log import Chronicle
+        from kvstore.history.log import Chronicle
 
         found = store.agent(check_name("agent", agent))
         chronicle = Chronicle(store, found.domain)
@@ -115,7 +115,7 @@ def _summary(commit: "Commit") -> str:
 
 
 def _graph(call: Call, chronicle: "Chronicle", agent: str, number: int | None) -> None:
-    from amem_cli.graph import Node, draw
+    from amem_cli.views.history_graph import Node, draw
 
     commits = {(commit.agent, commit.digest): commit for commit in chronicle.all()[:number]}
     nodes = [Node(commit.digest, commit.agent, commit.parent) for commit in commits.values()]
@@ -133,8 +133,8 @@ def _graph(call: Call, chronicle: "Chronicle", agent: str, number: int | None) -
 
 def _text(call: Call, store: "Store", commits: Sequence["Commit"]) -> None:
     """The turns of each commit; of a single one its last answer alone, which is then all that is printed."""
-    from amem_cli.decoding import Decoder
-    from kvstore.compare import tokens_from
+    from amem_cli.views.text import Decoder
+    from kvstore.history.diff import tokens_from
 
     decoder = Decoder(call)
     for commit in commits:
@@ -150,8 +150,8 @@ def _text(call: Call, store: "Store", commits: Sequence["Commit"]) -> None:
 
 
 def _journal(call: Call, store: "Store", number: int | None, since: str | None, until: str | None, head: bool) -> None:
-    from amem_cli.when import parse_time
-    from kvstore.log import journal_between, journal_head
+    from amem_cli.shell.when import parse_time
+    from kvstore.history.log import journal_between, journal_head
 
     if head:
         at = journal_head(store.layout.journal)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from amem_cli.options import Call, command, new_group
-from amem_cli.output import human_size
-from amem_cli.units import check_size, parse_size
+from amem_cli.shell.options import Call, command, new_group
+from amem_cli.shell.output import human_size
+from amem_cli.shell.units import check_size, parse_size
 
 if TYPE_CHECKING:
-    from amem_cli.engine.plan import GroupReport
+    from amem_cli.engine.models.plan import GroupReport
 
 app = new_group("Register models, list and forget them; say how they are served, and how many agents fit.")
 
@@ -30,7 +30,7 @@ def add(
     adapter: Annotated[Path | None, typer.Option("--adapter", metavar="DIR", help="A LoRA adapter's folder.")] = None,
 ) -> None:
     """Register a model under a name."""
-    from amem_cli.engine import registry
+    from amem_cli.engine.models import registry
 
     store = call.create_store()
     entry = registry.add(store.layout, name, source, adapter)
@@ -40,7 +40,7 @@ def add(
 @command(app)
 def ls(call: Call) -> None:
     """List the registered models."""
-    from amem_cli.engine import registry
+    from amem_cli.engine.models import registry
 
     entries = registry.entries(call.layout)
     for entry in entries:
@@ -55,7 +55,7 @@ def ls(call: Call) -> None:
 @command(app)
 def rm(call: Call, name: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]) -> None:
     """Forget a model's name; its files stay where they are."""
-    from amem_cli.engine import registry
+    from amem_cli.engine.models import registry
 
     registry.remove(call.layout, name)
     call.out.result(call.command, name=name)
@@ -65,8 +65,8 @@ def rm(call: Call, name: Annotated[str, typer.Argument(metavar="MODEL", help="Th
 def check(call: Call, model: Source) -> None:
     """Say how a model is served, and what an agent of it takes. Its weights are not read."""
     import amem_cli.engine  # noqa: F401  (chooses the BLAS, before MLX is loaded)
-    from amem_cli.engine import plan
-    from kvstore.shapes import CODECS, DEFAULT_CODEC
+    from amem_cli.engine.models import plan
+    from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 
     config = plan.config_of(call.layout, model, call.cache_dir)
     spec, codec = plan.describe_config(config), CODECS[DEFAULT_CODEC]
@@ -114,8 +114,8 @@ def plan(
 ) -> None:
     """Say how many agents fit into memory. The model's weights are not read."""
     import amem_cli.engine  # noqa: F401  (chooses the BLAS, before MLX is loaded)
-    from amem_cli.engine import paper, plan
-    from kvstore.shapes import CODECS, DEFAULT_CODEC
+    from amem_cli.engine.models import paper, plan
+    from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 
     config = plan.config_of(call.layout, model, call.cache_dir)
     codec, room = CODECS[DEFAULT_CODEC], parse_size(memory)

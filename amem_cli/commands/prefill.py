@@ -4,12 +4,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from amem_cli import signals, turns
-from amem_cli.inputs import check_text, drop_newline, prefill_text, read_text
-from amem_cli.options import DEFAULT_WAIT, Call, ModelName, Wait, command, new_app
+from amem_cli import turns
+from amem_cli.shell import signals
+from amem_cli.shell.inputs import check_text, drop_newline, prefill_text, read_text
+from amem_cli.shell.options import DEFAULT_WAIT, Call, ModelName, Wait, command, new_app
 from kvstore.errors import UsageError
+from kvstore.format.codecs import CODECS
 from kvstore.naming import check_name
-from kvstore.shapes import CODECS
 
 app = new_app()
 
@@ -47,8 +48,8 @@ def prefill(
     store = call.open_store() if call.layout.format.exists() else None
     entry = turns.choose_model(call, model, store, turns.find_agent(store, agent))
     engine = turns.load_engine(call, store or call.create_store(), entry)
-    from amem_cli.engine.results import Watcher
-    from amem_cli.engine.transcript import Text
+    from amem_cli.engine.prompt.transcript import Text
+    from amem_cli.engine.turns.requests import Watcher
 
     with signals.listening() as stop, call.out.progress("prefill") as bar:
         turn = engine.prefill(

@@ -1,8 +1,9 @@
 """`amem repair`: compute damaged or missing blocks again from their tokens."""
 
-from amem_cli import signals, turns
-from amem_cli.options import DEFAULT_WAIT, Call, ModelName, State, Wait, command, new_app
-from amem_cli.output import digest, human_size
+from amem_cli import turns
+from amem_cli.shell import signals
+from amem_cli.shell.options import DEFAULT_WAIT, Call, ModelName, State, Wait, command, new_app
+from amem_cli.shell.output import digest, human_size
 from kvstore.naming import parse_ref
 
 app = new_app()
@@ -15,8 +16,8 @@ def repair(call: Call, ref: State, model: ModelName = None, wait: Wait = DEFAULT
     store = call.open_store()
     entry = turns.choose_model(call, model, store, store.resolve(state).agent)
     engine = turns.load_engine(call, store, entry)
-    from amem_cli.engine.repair import repair as run
-    from amem_cli.engine.results import Watcher
+    from amem_cli.engine.turns.repair import repair as run
+    from amem_cli.engine.turns.requests import Watcher
 
     with signals.listening() as stop, call.out.progress("repair") as bar:
         watcher = Watcher(on_progress=lambda at: bar.update(at.done, at.total, at.tokens_per_second), should_stop=stop)

@@ -1,7 +1,7 @@
 """`amem restore`: move an agent's head to one of its states. What was the head stays in its history."""
 
-from amem_cli.options import DEFAULT_WAIT, Call, Expect, Note, State, Wait, command, new_app
-from amem_cli.output import digest
+from amem_cli.shell.options import DEFAULT_WAIT, Call, Expect, Note, State, Wait, command, new_app
+from amem_cli.shell.output import digest
 from kvstore.naming import parse_ref
 
 app = new_app()

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from amem_cli.options import DEFAULT_WAIT, Call, Wait, command, new_app
-from amem_cli.output import human_size
+from amem_cli.shell.options import DEFAULT_WAIT, Call, Wait, command, new_app
+from amem_cli.shell.output import human_size
 from kvstore.errors import AmemError, DamageError, IsolationError, PartialError, UsageError
 from kvstore.naming import Ref, check_name, parse_ref
 
 if TYPE_CHECKING:
-    from kvstore.removal import Action, Removal, Removed
+    from kvstore.remove.remove import Action, Removal, Removed
     from kvstore.store import Store
 
 app = new_app()
@@ -54,11 +54,11 @@ def rm(
 
 
 def _remove(store: "Store", what: Ref | str, wait: float, erase: bool, dry_run: bool) -> "Removal":
-    from kvstore import removal
+    from kvstore.remove.remove import remove, remove_domain
 
     if isinstance(what, str):
-        return removal.remove_domain(store, what, wait, erase=erase, dry_run=dry_run)
-    return removal.remove(store, what, wait, erase=erase, dry_run=dry_run)
+        return remove_domain(store, what, wait, erase=erase, dry_run=dry_run)
+    return remove(store, what, wait, erase=erase, dry_run=dry_run)
 
 
 def _exit_code(done: list["Removal"], failures: list[AmemError], erasing: bool) -> int:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from amem_cli.options import Call, command, new_app
-from amem_cli.output import digest, human_size
+from amem_cli.shell.options import Call, command, new_app
+from amem_cli.shell.output import digest, human_size
 from kvstore.errors import DamageError, IsolationError, UsageError
 from kvstore.naming import check_name, parse_digest
 
 if TYPE_CHECKING:
     from kvstore.store import Store
-    from kvstore.verify import Checks, Report
+    from kvstore.verify.check import Checks, Report
     from kvstore.verify.findings import Finding
     from kvstore.verify.states import Depth
 
@@ -45,7 +45,7 @@ def verify(
     ] = None,
 ) -> None:
     """Check every file and say what is proven. --isolation and --journal add to --quick and --deep."""
-    from kvstore.verify import verify as check
+    from kvstore.verify.check import verify as check
 
     if erased is not None and (agents or quick or deep or isolation or journal or journal_head or sums):
         raise UsageError("--erased is a check of its own", "give it without other checks and without agents")
@@ -60,7 +60,7 @@ def verify(
     for finding in report.findings:
         _show(call, finding)
     if sums is not None:
-        from kvstore.verify import sums as listed
+        from kvstore.verify.check import sums as listed
 
         _write(call, sums, listed(store.layout))
     _tell(call, report)
@@ -77,7 +77,7 @@ def _show(call: Call, finding: "Finding") -> None:
 
 
 def _check_erased(call: Call, store: "Store", file: Path) -> None:
-    from kvstore.erase import check_erased, read_certificates
+    from kvstore.remove.certificate import check_erased, read_certificates
     from kvstore.verify.findings import Finding
 
     certificates = read_certificates(file.read_bytes())
@@ -94,7 +94,7 @@ def _check_erased(call: Call, store: "Store", file: Path) -> None:
 def _checks(
     agents: list[str], quick: bool, deep: bool, isolation: bool, journal: bool, journal_head: str | None
 ) -> "Checks":
-    from kvstore.verify import Checks
+    from kvstore.verify.check import Checks
 
     if quick and deep:
         raise UsageError("--quick and --deep exclude each other", "give one of them")
@@ -113,7 +113,7 @@ def _write(call: Call, where: str, lines: Iterable[str]) -> None:
         for line in lines:
             call.out.piece(line)
         return
-    from kvstore import files
+    from kvstore.disk import files
 
     path = Path(where).absolute()
     files.publish(path, "".join(lines).encode(), path.with_name(f".{path.name}.part"))

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amem_cli import signals
-from amem_cli.output import Output
+from amem_cli.shell import signals
+from amem_cli.shell.output import Output
 from kvstore.errors import AmemError
 
 _POLL_SECONDS = 0.1

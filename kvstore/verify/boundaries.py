@@ -6,14 +6,14 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from kvstore import files
-from kvstore.block import read_metadata
-from kvstore.documents import load
+from kvstore.commit.index import Index
+from kvstore.disk import files
+from kvstore.disk.canonical_json import load
 from kvstore.errors import AmemError
-from kvstore.index import Index
-from kvstore.layout import Layout
-from kvstore.reach import StoredObject
-from kvstore.refs import Domain
+from kvstore.format.block import read_metadata
+from kvstore.format.layout import StoreLayout
+from kvstore.format.records import Domain
+from kvstore.graph.objects import StoredObject
 from kvstore.verify.findings import Findings
 from kvstore.verify.hashing import sha256_of
 
@@ -28,7 +28,7 @@ def check_salts(domains: Iterable[Domain], findings: Findings) -> None:
 
 
 def check_origin(
-    layout: Layout, domain: Domain, others: Container[str], objects: Iterable[StoredObject], findings: Findings
+    layout: StoreLayout, domain: Domain, others: Container[str], objects: Iterable[StoredObject], findings: Findings
 ) -> None:
     """Every file of a domain says itself that it belongs there. `others`: ids and salts of all domains.
 
@@ -68,7 +68,7 @@ class Once:
         return self._home.get(StoredObject("blocks", sha256))
 
 
-def check_index(layout: Layout, domain_ids: Iterable[str], once: Once, findings: Findings) -> bool:
+def check_index(layout: StoreLayout, domain_ids: Iterable[str], once: Once, findings: Findings) -> bool:
     """No row of the index leads to another domain's block; rows of blocks that are gone lead nowhere.
 
     Returns whether the index could be read.
@@ -85,7 +85,7 @@ def check_index(layout: Layout, domain_ids: Iterable[str], once: Once, findings:
     return True
 
 
-def check_staging(layout: Layout, domain_ids: frozenset[str], findings: Findings) -> None:
+def check_staging(layout: StoreLayout, domain_ids: frozenset[str], findings: Findings) -> None:
     """What a transaction has staged is of the domain that it has pinned."""
     for folder in (path for path in layout.staging.iterdir() if path.is_dir()):
         with suppress(AmemError, FileNotFoundError, NotADirectoryError):
@@ -100,7 +100,7 @@ def check_staging(layout: Layout, domain_ids: frozenset[str], findings: Findings
                         findings.add("breach", "boundary", f"staging/{folder.name}/{path.name}", text)
 
 
-def check_access(layout: Layout, findings: Findings) -> None:
+def check_access(layout: StoreLayout, findings: Findings) -> None:
     """Folders are 0700, files 0600 and blocks 0400; no file has a second name; all belong to the store's owner."""
     owner = layout.root.stat().st_uid
     for path, status in _walk(layout.root):
@@ -116,7 +116,7 @@ def check_access(layout: Layout, findings: Findings) -> None:
             findings.add("breach", "owner", what, f"{what} belongs to user {status.st_uid}, the store to user {owner}")
 
 
-def _modes(layout: Layout, path: Path, status: os.stat_result) -> tuple[int, ...]:
+def _modes(layout: StoreLayout, path: Path, status: os.stat_result) -> tuple[int, ...]:
     """The modes that are right, the usual one first; none are for what is neither a folder nor a file."""
     if stat.S_ISDIR(status.st_mode):
         return (0o700,)

@@ -4,11 +4,11 @@ from collections.abc import Container, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from kvstore import refs
+from kvstore.commit import refs
+from kvstore.commit.journal import VOID, Entry, read_journal
 from kvstore.errors import AmemError, DamageError
-from kvstore.journal import VOID, Entry, read_journal
-from kvstore.layout import Layout
-from kvstore.marks import ENDS, Root, read_root, ref_paths
+from kvstore.format.layout import StoreLayout
+from kvstore.graph.roots import ENDS, Root, read_root, ref_paths
 from kvstore.verify.findings import Findings
 
 _ATTEMPTS = 20
@@ -53,7 +53,7 @@ class Told:
             self.created.setdefault(change.agent_id, entry.time)
 
 
-def check_journal(layout: Layout, expected: str | None, findings: Findings) -> Told:
+def check_journal(layout: StoreLayout, expected: str | None, findings: Findings) -> Told:
     """Check the chain, and hold the refs against it. `expected` begins the digest of a line that must be in it.
 
     Refs move meanwhile. Those of two readings, before and after the journal's, that are equal must be as it says.
@@ -81,7 +81,7 @@ def check_journal(layout: Layout, expected: str | None, findings: Findings) -> T
     return told
 
 
-def _without_ref(layout: Layout, told: Told, known: Container[str]) -> set[str]:
+def _without_ref(layout: StoreLayout, told: Told, known: Container[str]) -> set[str]:
     """The ids of agents in the journal that have no ref. One may have been removed since: look again."""
     gone = {agent_id for agent_id in told.heads if agent_id not in known}
     if gone:
@@ -91,7 +91,7 @@ def _without_ref(layout: Layout, told: Told, known: Container[str]) -> set[str]:
     return gone
 
 
-def _roots(layout: Layout) -> dict[str, Root]:
+def _roots(layout: StoreLayout) -> dict[str, Root]:
     """The refs that can be read; what is wrong with the others, is told elsewhere."""
     found = {}
     for path in ref_paths(layout):
@@ -104,7 +104,7 @@ def _roots(layout: Layout) -> dict[str, Root]:
     return found
 
 
-def _read(layout: Layout, expected: str | None) -> tuple[Told, bool, DamageError | None]:
+def _read(layout: StoreLayout, expected: str | None) -> tuple[Told, bool, DamageError | None]:
     told, has_expected = Told(), False
     try:
         for entry in read_journal(layout.journal):

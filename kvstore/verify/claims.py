@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from kvstore.verify.findings import ISOLATION, Finding
 
 if TYPE_CHECKING:
-    from kvstore.verify import Checks
+    from kvstore.verify.check import Checks
 
 _ACCIDENTS = "That no file was forged: xxh3 finds accidents only; --deep reads every file's SHA-256."
 _ALWAYS_OPEN = (

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvstore.errors import AmemError, IsolationError
-from kvstore.layout import Layout
-from kvstore.marks import whose
-from kvstore.reach import StoredObject
+from kvstore.format.layout import StoreLayout
+from kvstore.graph.objects import StoredObject
+from kvstore.graph.walk import whose
 from kvstore.reader import Reader
 
 Severity = Literal["damage", "breach"]
@@ -44,7 +44,7 @@ class Findings:
         if known is None or (known[0], severity) == ("damage", "breach"):
             self._objects[domain_id, found] = (severity, kind, message)
 
-    def add_error(self, layout: Layout, domain_id: str, found: StoredObject, error: AmemError) -> None:
+    def add_error(self, layout: StoreLayout, domain_id: str, found: StoredObject, error: AmemError) -> None:
         """What reading an object raised."""
         is_there = found.path(layout, domain_id).is_file()
         severity: Severity = "breach" if isinstance(error, IsolationError) else "damage"

@@ -4,7 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from kvstore import files
+from kvstore.disk import files
 
 _PIECE = 1 << 20  # bytes
 

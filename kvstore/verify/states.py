@@ -8,14 +8,15 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kvstore.block import read_metadata
 from kvstore.errors import AmemError
-from kvstore.manifest import BlockRow, FileRow, Manifest, Page
-from kvstore.marks import Root
-from kvstore.prefix import prefix_key
-from kvstore.reach import StoredObject
-from kvstore.refs import Domain
-from kvstore.shapes import BLOCK_TOKENS, Part, block_parts, tail_parts
+from kvstore.format.block import read_metadata
+from kvstore.format.layers import block_parts, tail_parts
+from kvstore.format.manifest import BlockRow, FileRow, Manifest, Page
+from kvstore.format.parts import BLOCK_TOKENS, Part
+from kvstore.format.prefix_keys import prefix_key
+from kvstore.format.records import Domain
+from kvstore.graph.objects import StoredObject
+from kvstore.graph.roots import Root
 from kvstore.store import Store
 from kvstore.verify.findings import Findings
 from kvstore.verify.hashing import sha256_of

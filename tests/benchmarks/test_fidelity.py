@@ -8,21 +8,21 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from amem_cli.engine.model import LoadedModel, load
-from amem_cli.engine.registry import find
+from amem_cli.engine.models.load import LoadedModel, load
+from amem_cli.engine.models.registry import find
 from benchmarks import fidelity
 from benchmarks.caches import Reference, StoredAgent
 from benchmarks.models import new_store
-from kvstore.layout import Layout
-from kvstore.shapes import CODECS
-from tests.models import KINDS
+from kvstore.format.codecs import CODECS
+from kvstore.format.layout import StoreLayout
+from tests.support.models import KINDS
 
 IDS = [n * n % 251 for n in range(384)]
 
 
 @pytest.fixture(params=KINDS)
 def model(request: pytest.FixtureRequest, tiny: Callable[[str], Path], tmp_path: Path) -> LoadedModel:
-    return load(find(Layout(tmp_path), str(tiny(request.param))), tmp_path)
+    return load(find(StoreLayout(tmp_path), str(tiny(request.param))), tmp_path)
 
 
 def test_what_comes_back_from_disk_scores_as_what_stayed(model: LoadedModel) -> None:

@@ -11,13 +11,15 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from kvstore.block import BlockHeader
-from kvstore.documents import timestamp
-from kvstore.journal import Actor
-from kvstore.manifest import Manifest, ModelIdentity, Page, Turn, features_of
+from kvstore.commit.journal import Actor
+from kvstore.disk.clock import timestamp
+from kvstore.format.block import BlockHeader
+from kvstore.format.codecs import CODECS, DEFAULT_CODEC
+from kvstore.format.layers import LayerGroup, block_parts
+from kvstore.format.manifest import Manifest, ModelIdentity, Page, Turn, features_of
+from kvstore.format.parts import BLOCK_TOKENS
+from kvstore.format.prefix_keys import prefix_chain
 from kvstore.naming import new_id
-from kvstore.prefix import prefix_chain
-from kvstore.shapes import BLOCK_TOKENS, CODECS, DEFAULT_CODEC, LayerGroup, block_parts
 from kvstore.store import Store
 
 GROUP = LayerGroup("full-0", "full", (0, 1), kv_heads=1, key_dim=64, value_dim=64)

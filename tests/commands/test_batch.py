@@ -18,7 +18,7 @@ import pytest
 from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, Amem, lines
-from tests.commands.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 Line = dict[str, Any]
 TURN_KEYS = (

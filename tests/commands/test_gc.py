@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from amem_cli.units import parse_age, parse_size
+from amem_cli.shell.units import parse_age, parse_size
 from kvstore.errors import UsageError
 from kvstore.store import Store
 from tests.commands.conftest import Amem, lines
-from tests.kvstore.making import commit
+from tests.support.making import commit
 
 A = range(700)
 
@@ -98,7 +98,7 @@ def test_damage_stops_it(amem: Amem, store: Store) -> None:
 def test_what_cannot_be_deleted_is_exit_3(amem: Amem, store: Store, tmp_path: Path) -> None:
     blocker = tmp_path / "sitecustomize.py"
     blocker.write_text(
-        "from kvstore import files\n"
+        "from kvstore.disk import files\n"
         "def refuse(step, path):\n"
         f"    if step == 'unlink' and 'blocks' in path.parts: raise OSError({errno.EIO}, 'bad sector', str(path))\n"
         "files.fault = refuse\n"

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from amem_cli.engine.fingerprint import identify
+from amem_cli.engine.models.fingerprint import identify
 from kvstore.lifecycle import fork, snapshot
 from kvstore.naming import Ref, parse_ref
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, Amem, lines, put_state
 from tests.commands.test_main import HEAVY, loaded
 from tests.commands.test_states import files_below
-from tests.commands.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 COMMIT_KEYS = (
     "type agent state op created tokens complete previous resumes origin note snapshots forks turns stop sampling"

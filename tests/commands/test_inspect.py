@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import files, lifecycle
+from kvstore import lifecycle
+from kvstore.disk import files
 from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.commands.conftest import Amem, lines, put_state
-from tests.commands.test_output import on_terminal
-from tests.commands.tiny import make_tiny_model
+from tests.shell.test_output import on_terminal
+from tests.support.tiny import make_tiny_model
 
 PROMPT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhel\x1b[31mlo"
 

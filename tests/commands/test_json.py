@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
-from amem_cli.commands.demo import Figures
+from amem_cli.commands.demo import DemoFigures
 from kvstore.store import Store
 from tests.commands.conftest import Amem, lines, put_state
 
@@ -75,7 +75,7 @@ def seen(amem: Amem, arguments: str) -> dict[str, list[str]]:
 
 def test_the_page_tells_every_command() -> None:
     assert set(told()) == WITHOUT_MODEL.keys() | WITH_MODEL.keys() | {"amem demo"}
-    assert told()["amem demo"]["result"] == [*ALWAYS["result"], *(field.name for field in fields(Figures))]
+    assert told()["amem demo"]["result"] == [*ALWAYS["result"], *(field.name for field in fields(DemoFigures))]
 
 
 def test_commands_without_a_model(amem: Amem, store: Store, tmp_path: Path) -> None:

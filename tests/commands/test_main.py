@@ -15,8 +15,8 @@ import typer
 from typer.main import get_command
 
 import amem_cli.commands
-from amem_cli.failures import expected
 from amem_cli.main import COMMANDS
+from amem_cli.shell.failures import expected
 from kvstore import errors
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, Amem, lines

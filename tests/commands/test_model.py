@@ -9,15 +9,15 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from amem_cli.engine.latent import absorb
-from amem_cli.engine.plan import describe_config, layouts
-from amem_cli.engine.slab import SlabPool, footprint
-from amem_cli.engine.spec import describe
+from amem_cli.engine.cache.latent_attention import absorb
+from amem_cli.engine.cache.probe import describe
+from amem_cli.engine.cache.slabs import SlabPool, footprint
+from amem_cli.engine.models.plan import describe_config, layouts
 from kvstore.errors import ModelMismatchError
-from kvstore.shapes import CODECS, DEFAULT_CODEC
-from tests import kinds
+from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from tests.commands.conftest import Amem, lines
-from tests.configs import WINDOW
+from tests.support import kinds
+from tests.support.configs import WINDOW
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "configs"
 BUDGET = int(10.2 * 2**30)  # bytes

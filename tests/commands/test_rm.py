@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.erase import check_erased, read_certificates
 from kvstore.lifecycle import fork, snapshot
 from kvstore.naming import Ref
+from kvstore.remove.certificate import check_erased, read_certificates
 from kvstore.store import Store
 from tests.commands.conftest import Amem, lines, put_state
 

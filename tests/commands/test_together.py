@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, Amem
-from tests.commands.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 
 @pytest.fixture(scope="module")

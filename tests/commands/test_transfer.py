@@ -11,8 +11,8 @@ import pytest
 from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, Amem, lines
-from tests.commands.tiny import make_tiny_model
-from tests.kvstore.making import commit
+from tests.support.making import commit
+from tests.support.tiny import make_tiny_model
 
 
 @pytest.fixture

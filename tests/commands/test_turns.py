@@ -14,7 +14,7 @@ import pytest
 from kvstore.naming import Ref, parse_ref
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, Amem, lines
-from tests.commands.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 RESULT_KEYS = (
     "type command ok agent model domain manifest before tokens reused prefilled generated parted_at load_ms ttft_ms",

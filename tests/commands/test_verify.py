@@ -8,7 +8,7 @@ import pytest
 from kvstore.naming import parse_ref
 from kvstore.store import Store
 from tests.commands.conftest import Amem, lines
-from tests.kvstore.making import commit
+from tests.support.making import commit
 
 LEVELS: tuple[list[str], ...] = (
     [],

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.tiny import make_tiny_model
-from tests.engine.places import Place
+from tests.support.places import Place
+from tests.support.tiny import make_tiny_model
 
 
 @pytest.fixture

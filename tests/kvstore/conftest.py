@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import files
+from kvstore.disk import files
 from kvstore.lifecycle import snapshot
 from kvstore.naming import Ref
 from kvstore.store import Store
-from tests.kvstore.making import ACTOR, commit
+from tests.support.making import ACTOR, commit
 
 
 @pytest.fixture

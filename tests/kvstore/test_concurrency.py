@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import BusyError
 from kvstore.store import Store
-from tests.kvstore.making import ACTOR, commit, journal, picture, put_state
+from tests.support.making import ACTOR, commit, journal, picture, put_state
 
 WRITERS = 8
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import files
+from kvstore.disk import files
 from kvstore.errors import AmemError, NoSpaceError
-from kvstore.layout import Layout
+from kvstore.format.layout import StoreLayout
 from kvstore.store import Store
-from tests.kvstore.making import ACTOR, commit, fast_folder, journal, picture
-from tests.kvstore.scenarios import NAMES, at_mutation, change, prepare
+from tests.support.making import ACTOR, commit, fast_folder, journal, picture
+from tests.support.scenarios import NAMES, at_mutation, change, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def check_next_writer(root: Path) -> None:
     """The next writer works, and sets right what the journal and the staging folder still hold."""
     commit(Store.open_or_create(root, ACTOR), "next", range(10))
     assert picture(root)["next"] == list(range(10))
-    assert [path for path in Layout(root).staging.iterdir() if path.is_dir()] == []
+    assert [path for path in StoreLayout(root).staging.iterdir() if path.is_dir()] == []
     entries = journal(root)
     voided = {entry.seq - 1 for entry in entries if entry.change.op == "void"}
     moves = [entry.change for entry in entries if entry.change.op != "void" and entry.seq not in voided]
@@ -69,7 +69,7 @@ def check_next_writer(root: Path) -> None:
 def test_killed_at_every_mutation(name: str, base: Path, folder: Path) -> None:
     old, new = picture(base), new_picture(name, base)
     out = folder / "killed"
-    command = [sys.executable, "-m", "tests.kvstore.scenarios", name, str(base), str(out)]
+    command = [sys.executable, "-m", "tests.support.scenarios", name, str(base), str(out)]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2], timeout=120)
     roots = sorted(out.iterdir(), key=lambda path: int(path.name))
     assert len(roots) > 15

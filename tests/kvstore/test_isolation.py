@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.index import Index
+from kvstore.commit.index import Index
 from kvstore.naming import parse_ref
 from kvstore.store import Store
-from kvstore.verify import Checks, verify
-from tests.kvstore.damaging import DEEP, KINDS, damage, fill, found, only, path_of
+from kvstore.verify.check import Checks, verify
+from tests.support.damaging import DEEP, KINDS, damage, fill, found, only, path_of
 
 ISOLATION = Checks(None, journal=False)
 

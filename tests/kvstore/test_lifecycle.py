@@ -4,7 +4,7 @@ from kvstore.errors import BusyError, ConflictError, NotFoundError, UsageError
 from kvstore.lifecycle import fork, restore, snapshot
 from kvstore.naming import Ref, parse_ref
 from kvstore.store import Store
-from tests.kvstore.making import commit, journal, picture, read_whole
+from tests.support.making import commit, journal, picture, read_whole
 
 
 def resolve(store: Store, text: str) -> str:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvstore.lifecycle import fork, restore, snapshot
 from kvstore.naming import Ref
 from kvstore.store import Store
-from tests.kvstore.making import ACTOR, commit, fast_folder, journal, picture, read_whole
+from tests.support.making import ACTOR, commit, fast_folder, journal, picture, read_whole
 
 Tokens = list[int]
 

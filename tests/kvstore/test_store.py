@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.commit.refs import encode
 from kvstore.errors import (
     AmemError,
     ConflictError,
@@ -13,13 +14,13 @@ from kvstore.errors import (
     NotFoundError,
     UsageError,
 )
-from kvstore.layout import Layout
-from kvstore.manifest import Manifest, Page
+from kvstore.format.layers import block_parts
+from kvstore.format.layout import StoreLayout
+from kvstore.format.manifest import Manifest, Page
+from kvstore.format.records import SnapshotRef
 from kvstore.naming import new_id, parse_ref
-from kvstore.refs import SnapshotRef, encode
-from kvstore.shapes import block_parts
 from kvstore.store import Store
-from tests.kvstore.making import (
+from tests.support.making import (
     ACTOR,
     CODEC,
     FULL,
@@ -278,6 +279,6 @@ def test_a_name_used_again_does_not_reach_older_snapshots(store: Store) -> None:
 
 
 def test_a_layout_keeps_names_out_of_lock_files() -> None:
-    layout = Layout(Path("root"))
+    layout = StoreLayout(Path("root"))
     assert layout.agent_lock("Alice") == layout.agent_lock("alice") != layout.agent_lock("bob")
     assert "alice" not in layout.agent_lock("Alice").name

@@ -1,0 +1,100 @@
+"""Keys and values to codes and back.
+
+A group of 64 elements shares one scale and one bias (affine, as `mx.quantize` does it). Keys are grouped along the
+tokens, per channel: keys have outlier channels, and 64 tokens of one channel span a small range where 64 channels
+of one token do not. The quantized axis always comes last, so a block feeds `mx.quantized_matmul` as it is stored.
+"""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from kvstore.format.codecs import Axis, Codec
+from kvstore.format.layers import LayerGroup, stored_axes
+from kvstore.format.parts import GROUP_TOKENS
+
+MANY_ROWS = 16  # query heads to a head of keys, from which on dequantizing a slab first is quicker on the CPU
+
+
+class Quantized(NamedTuple):
+    """Codes of keys or values, quantized along the last axis.
+
+    packed uint32 [..., rows, words]; scales and biases bfloat16 [..., rows, groups].
+    Rows are channels and the last axis is tokens where `axis` is "token", and the other way round otherwise.
+    """
+
+    packed: mx.array
+    scales: mx.array
+    biases: mx.array
+
+
+class Axes(NamedTuple):
+    """The axes along which a layer group's keys and values are really quantized."""
+
+    keys: Axis
+    values: Axis
+
+
+def axes_of(group: LayerGroup, codec: Codec) -> Axes:
+    """The codec's axes, with those head dims that 64 does not divide grouped along the tokens."""
+    return Axes(*stored_axes(group, codec))
+
+
+def quantize(x: mx.array, axis: Axis, bits: int) -> Quantized:
+    """Quantize x, bfloat16 [..., tokens, dim] with tokens a multiple of 64.
+
+    Along the channels as `mx.quantize` does it: zero is a code, and one end of the range may be cut by half a step.
+    Along the tokens both ends are codes, since a channel's extremes count for more than its zero: the least element
+    is taken off first, so that the range that is quantized begins at zero.
+    """
+    if axis == "channel":
+        return Quantized(*mx.quantize(x, group_size=GROUP_TOKENS, bits=bits))
+    groups = mx.unflatten(x.astype(mx.float32), -2, (-1, GROUP_TOKENS))
+    least = groups.min(axis=-2, keepdims=True)  # [..., groups, 1, dim]
+    rows = (groups - least).flatten(-3, -2).swapaxes(-1, -2)
+    packed, scales, biases = mx.quantize(rows, group_size=GROUP_TOKENS, bits=bits)
+    biases = biases + least.squeeze(-2).swapaxes(-1, -2)
+    return Quantized(packed, scales.astype(mx.bfloat16), biases.astype(mx.bfloat16))
+
+
+def dequantize(q: Quantized, axis: Axis, bits: int, dtype: mx.Dtype) -> mx.array:
+    """The keys or values [..., tokens, dim] that the codes stand for, computed and returned in `dtype`."""
+    x = mx.dequantize(q.packed, q.scales.astype(dtype), q.biases.astype(dtype), group_size=GROUP_TOKENS, bits=bits)
+    return x.swapaxes(-1, -2) if axis == "token" else x
+
+
+def scores(queries: mx.array, keys: Quantized, axis: Axis, bits: int) -> mx.array:
+    """queries [..., rows, dim] times quantized keys, transposed: [..., rows, tokens]."""
+    if _decoded_once(queries):
+        return queries @ _plain(keys, axis, bits, queries).swapaxes(-1, -2)
+    return _matmul(queries, keys, transpose=axis == "channel", bits=bits)
+
+
+def weighted(weights: mx.array, values: Quantized, axis: Axis, bits: int) -> mx.array:
+    """weights [..., rows, tokens] times quantized values: [..., rows, dim]."""
+    if _decoded_once(weights):
+        return weights @ _plain(values, axis, bits, weights)
+    return _matmul(weights, values, transpose=axis == "token", bits=bits)
+
+
+def _decoded_once(x: mx.array) -> bool:
+    """Whether so many rows [..., rows, n] share codes that the CPU, which decodes them anew for each, takes longer."""
+    return x.shape[-2] >= MANY_ROWS and mx.default_device().type == mx.DeviceType.cpu
+
+
+def _plain(q: Quantized, axis: Axis, bits: int, beside: mx.array) -> mx.array:
+    """The codes dequantized in the type of `beside` and not before it is there: other layers' would fill memory."""
+    packed, scales, biases = mx.depends([*q], [beside])
+    return dequantize(Quantized(packed, scales, biases), axis, bits, beside.dtype)
+
+
+def _matmul(x: mx.array, w: Quantized, transpose: bool, bits: int) -> mx.array:
+    return mx.quantized_matmul(
+        x,
+        w.packed,
+        w.scales.astype(x.dtype),
+        w.biases.astype(x.dtype),
+        transpose=transpose,
+        group_size=GROUP_TOKENS,
+        bits=bits,
+    )

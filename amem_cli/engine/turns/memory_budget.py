@@ -1,0 +1,96 @@
+"""Which agents are in memory: a budget in bytes that is never passed, whatever runs.
+
+An agent that runs has reserved what it will take at its largest. One that does not run may stay, so that its next
+turn needs no reading, and leaves when room is needed, the one that was used longest ago first: its committed state is
+on disk. Slabs that nobody uses any more go first of all. A slab that several of these agents share counts once.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from amem_cli.engine.cache.slabs import SlabPool
+from amem_cli.engine.turns.agent_state import AgentState
+from kvstore.errors import NoSpaceError
+
+
+class Reservation:
+    """Room for an agent that runs, at its largest, until `end`."""
+
+    def __init__(self, nbytes: int, running: set["Reservation"]) -> None:
+        self.nbytes = nbytes
+        self.agent: AgentState | None = None  # once it is in memory
+        self._running = running
+        running.add(self)
+
+    def end(self) -> None:
+        """Give the room back."""
+        self._running.remove(self)
+
+
+class MemoryBudget:
+    """The agents in memory. `budget` in bytes; None: without a limit, and only `keep` agents stay."""
+
+    def __init__(self, pool: SlabPool, budget: int | None = None, keep: int = 1) -> None:
+        self._pool = pool
+        self._budget = budget
+        self._keep = keep
+        self._idle: OrderedDict[str, AgentState] = OrderedDict()  # by agent id, longest unused first
+        self._running: set[Reservation] = set()
+        pool.limit = budget
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that agents may take: those reserved, and those of agents that do not run."""
+        return self._held(self._idle.values())
+
+    def check(self, nbytes: int) -> None:
+        """Raises NoSpaceError where an agent of that size can never run."""
+        if self._budget is not None and nbytes > self._budget:
+            raise NoSpaceError(
+                f"this turn needs up to {nbytes:,} bytes of memory, and the budget is {self._budget:,}",
+                "raise --memory, or ask for fewer tokens",
+            )
+
+    def reserve(self, nbytes: int, agent_id: str | None = None) -> Reservation | None:
+        """Reserve room for an agent that is about to run; None where those that run leave none.
+
+        It is taken, or dropped, right after: what it holds already is part of that room. Raises NoSpaceError as
+        `check` does.
+        """
+        self.check(nbytes)
+        if self._budget is not None:
+            if self._held(()) + nbytes > self._budget:
+                return None
+            own = self._idle.pop(agent_id, None) if agent_id else None
+            while self.nbytes + nbytes > self._budget:
+                self._drop()
+            if own is not None:
+                self._idle[own.agent_id] = own
+        return Reservation(nbytes, self._running)
+
+    def put(self, agent: AgentState) -> None:
+        """Let an agent that has committed stay, as long as there is room."""
+        self._idle[agent.agent_id] = agent
+        while (len(self._idle) > self._keep) if self._budget is None else (self.nbytes > self._budget):
+            self._drop()
+
+    def take(self, agent_id: str, digest: str) -> AgentState | None:
+        """The agent at that state, if it is in memory; at another state it is dropped."""
+        agent = self._idle.pop(agent_id, None)
+        if agent is not None and agent.head != digest:
+            agent.release()
+            return None
+        return agent
+
+    def _drop(self) -> None:
+        _, agent = self._idle.popitem(last=False)
+        agent.release()
+
+    def _held(self, idle: Iterable[AgentState]) -> int:
+        """Bytes that the agents that run may take, with these beside them."""
+        idle = list(idle)
+        caches = [agent.feeder.cache for agent in (*(room.agent for room in self._running), *idle) if agent]
+        slabs = [slab for cache in caches for slab in cache.slabs]
+        repeated = sum(slab.nbytes for slab in slabs) - sum(slab.nbytes for slab in set(slabs))
+        reserved = sum(room.nbytes for room in self._running)
+        return reserved + sum(agent.feeder.cache.nbytes for agent in idle) - repeated

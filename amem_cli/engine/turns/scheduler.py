@@ -1,0 +1,287 @@
+"""Many turns at once, on the one thread that owns MLX.
+
+Each round of the loop takes what the I/O threads have finished, admits turns that fit into the memory budget, makes
+one decode step for all agents that generate, together, and then prefill passes for one agent that waits: as long as
+a decode step took, and at least one. Prefilling agents take turns, a pass each, so a long text stalls nobody by more
+than a pass. How many passes run is scheduled; where they begin and end is not, so a turn's bits do not depend on its
+company beyond float rounding. Blocks are read by I/O threads into the next agents' memory meanwhile.
+
+A turn that fails ends alone: where a step of several rows raises, it is made again row by row.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from amem_cli.engine.cache.decode_batch import can_batch, decode_together
+from amem_cli.engine.turns.engine import Engine
+from amem_cli.engine.turns.steps import Pass, Room, Steps, Work
+
+IO_THREADS = 4
+
+T = TypeVar("T")
+
+
+class Ticket(Generic[T]):
+    """A turn that was handed in. `future` ends with its result, or with what it raised."""
+
+    def __init__(
+        self,
+        agent: str,
+        begin: "Callable[[Ticket[T]], Steps[T]]",
+        priority: int,
+        timeout: float | None,
+    ) -> None:
+        self.future: Future[T] = Future()
+        self.agent = agent
+        self.priority = priority
+        self.decoded = 0  # tokens of the answer that went through the model
+        self._begin = begin
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._cancelled = False
+
+    def begin(self) -> Steps[T]:
+        return self._begin(self)
+
+    def cancel(self) -> None:
+        """End the turn soon: what it has said so far is committed. May be called from any thread."""
+        self._cancelled = True
+
+    def should_stop(self) -> bool:
+        """Whether it was cancelled, or its time is up: what the turn's watcher asks."""
+        return self._cancelled or (self._deadline is not None and time.monotonic() > self._deadline)
+
+
+@dataclass
+class _Task:
+    """A turn under way, and the step that it waits for."""
+
+    ticket: Ticket[Any]
+    steps: Steps[Any]
+    order: int
+    step: Pass | Work | Room | None = None
+
+
+@dataclass
+class SchedulerFigures:
+    """What the loop did. `hidden` is the share of reading and writing that ran while the model did."""
+
+    decode_steps: int = 0
+    decoded: int = 0
+    prefill_passes: int = 0
+    work_seconds: float = 0.0
+    idle_seconds: float = 0.0  # waiting for reading and writing, with nothing else to do
+
+    @property
+    def hidden(self) -> float:
+        return 1.0 - min(self.idle_seconds / self.work_seconds, 1.0) if self.work_seconds else 1.0
+
+
+@dataclass
+class Scheduler:
+    """Drives turns of one engine. `submit` may be called from any thread, `run` by the thread that owns MLX."""
+
+    engine: Engine
+    batched: bool = True
+    figures: SchedulerFigures = field(default_factory=SchedulerFigures)
+
+    def __post_init__(self) -> None:
+        self._incoming: SimpleQueue[Ticket[Any]] = SimpleQueue()
+        self._numbers = count()
+        self._behind: dict[str, deque[Ticket[Any]]] = {}  # by agent: turns that wait for its turn under way
+        self._next: deque[Ticket[Any]] = deque()  # the first of those, where that turn has ended
+        self._tasks: list[_Task] = []
+        self._prefills: deque[_Task] = deque()
+        self._working: dict[Future[Any], _Task] = {}
+        self._waker: Future[None] = Future()
+        self._step_seconds = 0.0
+        self.batched = self.batched and can_batch(self.engine.model.model, self.engine.spec)
+
+    def submit(
+        self,
+        agent: str,
+        begin: Callable[[Ticket[T]], Steps[T]],
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Ticket[T]:
+        """Hand in a turn of an agent, made by `begin` when its time comes. An agent's turns run in their order.
+
+        Higher priorities are admitted first. `timeout` in seconds ends the turn as `Ticket.cancel` does.
+        """
+        ticket = Ticket(agent, begin, priority, timeout)
+        self._incoming.put(ticket)
+        self.wake()
+        return ticket
+
+    def wake(self) -> None:
+        """Let a loop that waits look again."""
+        waker = self._waker
+        if not waker.done():
+            waker.set_result(None)
+
+    def run(self, more: Callable[[], bool] = lambda: False) -> None:
+        """Drive turns until none is left, and none will come: `more` says so. It is asked in every round, and may
+        submit."""
+        with ThreadPoolExecutor(IO_THREADS) as self._io:
+            while True:
+                expecting = more()
+                self._take_in()
+                self._collect()
+                self._admit()
+                decoded = self._decode()
+                if not self._prefill() and not decoded and not self._rest(expecting):
+                    return
+
+    def _take_in(self) -> None:
+        """Begin what was handed in. What a turn does before its first step is checking, and quick."""
+        while self._next:
+            self._begin(self._next.popleft())
+        while True:
+            try:
+                ticket = self._incoming.get_nowait()
+            except Empty:
+                return
+            if ticket.agent in self._behind:
+                self._behind[ticket.agent].append(ticket)
+            else:
+                self._behind[ticket.agent] = deque()
+                self._begin(ticket)
+
+    def _begin(self, ticket: Ticket[Any]) -> None:
+        task = _Task(ticket, ticket.begin(), next(self._numbers))
+        self._tasks.append(task)
+        self._advance(task, partial(next, task.steps))
+
+    def _advance(self, task: _Task, resume: Callable[[], Pass | Work | Room]) -> None:
+        """Let a turn go on to its next step, or to its end."""
+        try:
+            task.step = resume()
+        except StopIteration as done:
+            task.ticket.future.set_result(done.value)
+            self._end(task)
+        except Exception as error:
+            task.ticket.future.set_exception(error)
+            self._end(task)
+        else:
+            if isinstance(task.step, Work):
+                self._working[self._io.submit(self._timed, task.step.run)] = task
+            elif isinstance(task.step, Pass) and not task.step.decode:
+                self._prefills.append(task)
+
+    def _end(self, task: _Task) -> None:
+        self._tasks.remove(task)
+        task.step = None
+        behind = self._behind[task.ticket.agent]
+        if behind:
+            self._next.append(behind.popleft())
+        else:
+            del self._behind[task.ticket.agent]
+
+    def _timed(self, run: Callable[[], Any]) -> tuple[Any, float]:
+        begun = time.perf_counter()
+        return run(), time.perf_counter() - begun
+
+    def _collect(self) -> None:
+        """Give turns what the I/O threads have finished for them."""
+        for future in [future for future in self._working if future.done()]:
+            task = self._working.pop(future)
+            error = future.exception()
+            if error is not None:
+                self._advance(task, partial(task.steps.throw, error))
+            else:
+                result, seconds = future.result()
+                self.figures.work_seconds += seconds
+                self._advance(task, partial(task.steps.send, result))
+
+    def _admit(self) -> None:
+        """Let turns in that fit: by priority, then by age. None overtakes one that is too large for now.
+
+        What can never run, or is to end, ends at once, whoever stands before it.
+        """
+        residents = self.engine.residents
+        for task, room in self._waiting_for_room():
+            try:
+                if task.ticket.should_stop():
+                    raise CancelledError("stopped before it began")
+                residents.check(room.nbytes)
+            except Exception as error:
+                self._advance(task, partial(task.steps.throw, error))
+        for task, room in self._waiting_for_room():
+            reservation = residents.reserve(room.nbytes, room.agent_id)
+            if reservation is None:
+                return
+            self._advance(task, partial(task.steps.send, reservation))
+
+    def _waiting_for_room(self) -> list[tuple[_Task, Room]]:
+        waiting = [(task, task.step) for task in self._tasks if isinstance(task.step, Room)]
+        return sorted(waiting, key=lambda each: (-each[0].ticket.priority, each[0].order))
+
+    def _decode(self) -> bool:
+        """One step for all agents that generate."""
+        tasks = [task for task in self._tasks if isinstance(task.step, Pass) and task.step.decode]
+        if not tasks:
+            return False
+        begun = time.perf_counter()
+        if self.batched and len(tasks) > 1:
+            self._decode_rows(tasks)
+        else:
+            for task in tasks:
+                self._run_pass(task)
+        self._step_seconds = time.perf_counter() - begun
+        self.figures.decode_steps += 1
+        self.figures.decoded += len(tasks)
+        for task in tasks:
+            task.ticket.decoded += 1
+        return True
+
+    def _decode_rows(self, tasks: Sequence[_Task]) -> None:
+        passes = [task.step for task in tasks if isinstance(task.step, Pass)]
+        try:
+            feeders = [each.feeder for each in passes]
+            rows = decode_together(self.engine.model.model, feeders, [each.tokens[0] for each in passes])
+        except Exception:
+            for task in tasks:
+                self._run_pass(task)
+            return
+        for task, logits in zip(tasks, rows, strict=True):
+            self._advance(task, partial(task.steps.send, logits))
+
+    def _prefill(self) -> bool:
+        """Passes of agents that prefill, each a pass in turn, until a decode step's time has gone by."""
+        begun = time.perf_counter()
+        ran = False
+        while self._prefills and (not ran or time.perf_counter() - begun < self._step_seconds):
+            self._run_pass(self._prefills.popleft())
+            self.figures.prefill_passes += 1
+            ran = True
+        return ran
+
+    def _run_pass(self, task: _Task) -> None:
+        step = task.step
+        assert isinstance(step, Pass)
+        try:
+            logits = step.feeder.feed(step.tokens, step.logits)
+        except Exception as error:
+            self._advance(task, partial(task.steps.throw, error))
+        else:
+            self._advance(task, partial(task.steps.send, logits))
+
+    def _rest(self, expecting: bool) -> bool:
+        """Wait for an I/O thread or a new turn. Returns False where neither will come."""
+        if self._next:
+            return True
+        if not self._working and self._incoming.empty() and not self._tasks and not expecting:
+            return False
+        begun = time.perf_counter()
+        wait([*self._working, self._waker], timeout=0.05, return_when=FIRST_COMPLETED)
+        if self._working:
+            self.figures.idle_seconds += time.perf_counter() - begun
+        if self._waker.done():
+            self._waker = Future()
+        return True

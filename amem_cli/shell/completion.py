@@ -1,0 +1,68 @@
+"""The names that a shell offers on TAB: agents and their snapshots, models, domains. Quick, and silent about trouble.
+
+`amem __complete KIND WORD...` prints the names of that kind that may stand for the last word, one a line. The words
+before it are those of the command line so far: `--store DIR` may stand among them. Typer is not loaded for it.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+from platformdirs import user_data_path
+
+from amem_cli.shell.config import read_config
+from kvstore.commit import refs
+from kvstore.disk import files
+from kvstore.errors import AmemError
+from kvstore.format.layout import StoreLayout
+from kvstore.naming import file_name
+
+
+def complete(words: Sequence[str]) -> None:
+    """Print the names of the kind `words[0]` (agents, refs, models, domains) that the last word begins."""
+    kind, *before, begun = words
+    with suppress(AmemError, OSError):  # a store that is not there, or damaged: TAB is no place to say so
+        found = sorted(set(_names(StoreLayout(_root(before)), kind, begun)))
+        sys.stdout.write("".join(f"{name}\n" for name in found if name.startswith(begun)))
+        sys.stdout.flush()
+
+
+def _root(before: Sequence[str]) -> Path:
+    """The folder of the store: as the command line, the environment and the config file say."""
+    chosen = None
+    for word, following in pairwise([*before, ""]):
+        if word == "--store":
+            chosen = following
+        elif word.startswith("--store="):
+            chosen = word.removeprefix("--store=")
+    chosen = chosen or os.environ.get("AMEM_STORE") or read_config().get("store")
+    return Path(str(chosen or user_data_path("amem") / "store")).expanduser().absolute()
+
+
+def _names(layout: StoreLayout, kind: str, begun: str) -> Iterator[str]:
+    if kind == "models":
+        yield from _models(layout)
+    elif kind == "domains":
+        yield from (domain.name for domain in refs.read_domains(layout) if domain.name)
+    elif kind == "refs" and "@" in begun:
+        agent = begun.partition("@")[0]
+        yield from (f"{agent}@{snapshot.name}" for snapshot in refs.read_snapshots(layout, agent))
+    elif kind in ("agents", "refs"):
+        yield from _agents(layout, file_name(begun))
+
+
+def _agents(layout: StoreLayout, begun: str) -> Iterator[str]:
+    """Only the refs that the word begins are read: a store may hold very many."""
+    for path in layout.agent_refs.iterdir():
+        if path.name.startswith(begun) and (agent := refs.read_agent(layout, path.name)):
+            yield agent.name
+
+
+def _models(layout: StoreLayout) -> Iterator[str]:
+    for path in layout.model_names.glob("*.json"):
+        with suppress(ValueError, KeyError):
+            yield json.loads(files.read(path))["name"]

@@ -1,0 +1,87 @@
+"""One file of a store, found by the beginning of its digest: what it is, and who needs it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from amem_cli.shell.output import digest
+from kvstore.errors import NotFoundError, UsageError
+from kvstore.format.block import read_metadata
+from kvstore.format.manifest import FileRow
+from kvstore.graph.objects import KINDS, StoredObject, size_of
+from kvstore.graph.walk import Reach
+from kvstore.history.log import REF_DIGITS
+from kvstore.history.resolve import State
+from kvstore.naming import Ref
+from kvstore.store import Store
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file and its domain's id."""
+
+    domain: str
+    object: StoredObject
+
+
+def find(store: Store, prefix: str, domain_id: str | None) -> Found:
+    """The one file whose SHA-256 begins with `prefix`, in any domain or in one. Raises NotFoundError and UsageError."""
+    domains = [domain.id for domain in store.domains()] if domain_id is None else [domain_id]
+    found = {
+        Found(domain, StoredObject(kind, path.stem))
+        for domain in domains
+        for kind in KINDS
+        for path in (store.layout.domain(domain) / kind / prefix[:2]).glob(f"{prefix}*")
+    }
+    if not found:
+        raise NotFoundError(f"nothing here is sha256:{prefix}", "`amem inspect` lists the agents")
+    if len(found) > 1:
+        raise UsageError(f"sha256:{prefix} is the beginning of {len(found)} digests", "give more digits")
+    return found.pop()
+
+
+def state_of(store: Store, found: Found) -> State | None:
+    """The state that a manifest is, or None: another kind of file, or an agent that is gone. Raises DamageError."""
+    if found.object.kind != "manifests":
+        return None
+    sha256 = found.object.sha256
+    manifest = store.manifest(found.domain, sha256)
+    for agent in store.agents():
+        if agent.id == manifest.agent:
+            return State(Ref(agent.name, digest=sha256[:REF_DIGITS]), agent, sha256, manifest)
+    return None
+
+
+def details(store: Store, found: Found) -> dict[str, Any]:
+    """What a file says of itself, and the agents and snapshots that need it. Raises DamageError."""
+    return {
+        "kind": found.object.kind.removesuffix("s"),
+        "digest": digest(found.object.sha256),
+        "domain": store.domain(found.domain).name or found.domain,
+        "bytes": size_of(store.layout, found.domain, found.object),
+        **_own_words(store, found),
+        "held_by": _holders(store, found),
+    }
+
+
+def _own_words(store: Store, found: Found) -> dict[str, Any]:
+    sha256 = found.object.sha256
+    if found.object.kind == "manifests":
+        manifest = store.manifest(found.domain, sha256)
+        return {"agent_id": manifest.agent, "op": manifest.op, "tokens": manifest.tokens, "created": manifest.created}
+    if found.object.kind == "pages":
+        page = store.page(found.domain, FileRow(sha256, xxh3="", bytes=0, tokens=0))
+        return {"position": page.start, "tokens": len(page.tokens), "blocks": len(page.blocks)}
+    metadata = read_metadata(found.object.path(store.layout, found.domain))
+    told = {key: metadata[key] for key in ("group", "codec", "model") if key in metadata}
+    return told | {key: int(metadata[key]) for key in ("position", "tokens") if key in metadata}
+
+
+def _holders(store: Store, found: Found) -> list[str]:
+    """Agents whose head or kept history needs the file, and snapshots."""
+    reach = Reach(store, found.domain)
+    for agent in store.agents():
+        if agent.domain == found.domain:
+            reach.mark(agent.name, agent.id, [agent.manifest], lenient=True)
+            for snapshot in store.snapshots(agent.name):
+                reach.mark(str(Ref(agent.name, snapshot.name)), agent.id, [snapshot.manifest], lenient=True)
+    return sorted(reach.holders[found.object])

@@ -1,0 +1,71 @@
+"""Tokens of agents as text, on request only: by the model's tokenizer, without loading the model or MLX."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from amem_cli.shell.options import Call
+from kvstore.errors import ModelMismatchError
+from kvstore.format.manifest import ModelIdentity, Role
+
+if TYPE_CHECKING:
+    from amem_cli.engine.prompt.tokens import PromptFormat
+
+
+class Decoder:
+    """Decodes for one command; each model's tokenizer is read once."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._prompts: dict[str, PromptFormat] = {}
+
+    def text(self, model: ModelIdentity, ids: Sequence[int]) -> str:
+        """The text of `ids`, control tokens included. Raises NotFoundError, and ModelMismatchError.
+
+        The tokenizer must be the one that the agent was made with.
+        """
+        return self._prompt(model).decode(ids)
+
+    def answer(self, model: ModelIdentity, ids: Sequence[int]) -> str:
+        """What was said in an answer's turn, without the template's tokens around it. Raises as `text`."""
+        return self.said(model, "assistant", ids)
+
+    def said(self, model: ModelIdentity, role: Role, ids: Sequence[int]) -> str:
+        """What was said in a turn of that role, without the template's tokens around it. Raises as `text`."""
+        prompt, said = self._prompt(model), list(ids)
+        if role == "raw":
+            return prompt.decode(said)
+        if role == "system":
+            return prompt.decode(_inside(said, prompt.opening("")))
+        opening = prompt.answer_start() if role == "assistant" else prompt.turn_start(role)
+        for place in range(len(said) - len(opening) + 1 if opening else 0):
+            if said[place : place + len(opening)] == opening:
+                said = said[place + len(opening) :]
+                break
+        while said and said[-1] in prompt.stop_ids:
+            said.pop()
+        return prompt.decode(said)
+
+    def _prompt(self, model: ModelIdentity) -> "PromptFormat":
+        if model.fingerprint not in self._prompts:
+            from amem_cli.engine.models import fingerprint, registry, sources, tokenizer
+
+            cache = self._call.cache_dir
+            entry = registry.find(self._call.layout, model.name)
+            folder = sources.materialize(entry, cache)
+            present = fingerprint.identify(folder, entry.adapter, entry.name, sources.memory(cache))
+            if "tokenizer" in fingerprint.compare(model, present):
+                raise ModelMismatchError(
+                    f"the tokenizer of {model.name} is not the one that the agent was made with",
+                    "register the model that it was made with",
+                )
+            self._prompts[model.fingerprint] = tokenizer.load_prompt(folder)
+        return self._prompts[model.fingerprint]
+
+
+def _inside(ids: Sequence[int], around: Sequence[int]) -> Sequence[int]:
+    """`ids` without the part of `around` that they begin with, and the rest of it that they end with."""
+    from amem_cli.engine.prompt.transcript import common_prefix
+
+    before = common_prefix(ids, around)
+    after = common_prefix(ids[::-1], around[before:][::-1])
+    return ids[before : len(ids) - after]

@@ -1,0 +1,192 @@
+"""gc: delete what no ref leads to, and evict agents that have not been used for long.
+
+Mark from every agent, snapshot and kept state before them (marks.py), list what is there (survey.py), and unlink the
+rest under the exclusive store lock (sweep.py). Nothing is deleted unless everything that must stay is there. It needs
+no index and no free space: on a full disk the ballast goes first, and is made again at the end.
+
+An eviction commits a state without blocks (evict.py), and the next round takes what has become garbage. When two heads
+share a file, it goes only with the later one. So heads are marked in the order in which they would stay, and what a
+head marks first is what its eviction frees.
+"""
+
+import os
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from kvstore.commit import refs
+from kvstore.commit.journal import Change
+from kvstore.commit.staging import shared_store_lock
+from kvstore.disk import files
+from kvstore.disk.locks import INTERNAL_WAIT, Lock
+from kvstore.errors import AmemError, NoSpaceError
+from kvstore.gc.evict import evict, evicted_bytes, is_evictable
+from kvstore.gc.report import Handled, Owners, tell, tell_eviction, tell_strangers
+from kvstore.gc.survey import Survey, survey
+from kvstore.gc.sweep import Sweep
+from kvstore.graph.roots import Root
+from kvstore.store import BALLAST, Store
+
+KEEP_HISTORY = 10
+_OBJECTS = {"block", "tail", "page", "manifest"}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is to stay: states of an agent before its head, bytes of all objects together, seconds without use."""
+
+    keep_history: int = KEEP_HISTORY
+    max_bytes: int | None = None
+    older_than: float | None = None
+
+
+@dataclass(frozen=True)
+class GCResult:
+    """What gc did, or (`dry_run`) would do. Objects are blocks, tails, pages and manifests."""
+
+    handled: tuple[Handled, ...]
+    freed_bytes: int
+    freed_objects: int
+    kept_bytes: int
+    kept_objects: int
+    over_limit: int  # bytes beyond `max_bytes` that cannot be evicted: of snapshots, busy agents, and tokens
+    dry_run: bool
+    journaled: bool = False  # False where nothing went, or the disk had no space for the line
+
+    @property
+    def evicted(self) -> tuple[str, ...]:
+        return tuple(found.name for found in self.handled if found.action == "evict")
+
+    @property
+    def failed(self) -> tuple[Handled, ...]:
+        return tuple(found for found in self.handled if found.action == "fail")
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that was to go has gone."""
+        return not self.over_limit and not self.failed
+
+
+def gc(store: Store, policy: Policy, dry_run: bool = False) -> GCResult:
+    """Delete garbage, and evict as `policy` says. A dry run takes no lock and writes nothing.
+
+    Raises DamageError, and deletes nothing, where something that must stay is missing; BusyError beside another gc.
+    """
+    if dry_run:
+        return _plan(store, policy)
+    lock = Lock(store.layout.lock("gc"), "garbage collection", store.actor.via)
+    with _ballast(store), lock.acquire(shared=False, wait=INTERNAL_WAIT):
+        return _collect(store, policy)
+
+
+def _plan(store: Store, policy: Policy) -> GCResult:
+    seen = survey(store, policy.keep_history)
+    chosen = _choose(store, policy, seen, frozenset())
+    handled = [tell_eviction(seen, root) for root in chosen]
+    if chosen:
+        seen = survey(store, policy.keep_history, given_up=frozenset(chosen))
+        seen.kept_bytes += sum(evicted_bytes(store, root) for root in chosen)
+    owners = Owners(store, seen, {root.agent_id for root in chosen})
+    return _result(store, policy, seen, [*handled, *tell(store.layout, seen, owners, None)], dry_run=True)
+
+
+def _collect(store: Store, policy: Policy) -> GCResult:
+    """Rounds of deleting and evicting, until there is nothing left to evict: what evictions write counts as well."""
+    handled: list[Handled] = []
+    evicted: set[str] = set()
+    busy: set[str] = set()  # agents that are held, or were used a moment ago
+    while True:
+        seen = survey(store, policy.keep_history, spared=busy)
+        chosen = _choose(store, policy, seen, busy)
+        owners = Owners(store, seen, evicted)
+        sweep = Sweep(store, seen, policy.keep_history)
+        sweep.run()
+        handled = [found for found in handled if found.action in ("delete", "evict")]
+        handled += tell(store.layout, seen, owners, sweep)
+        gone, found_busy, failed = _evict_all(store, chosen)
+        handled += [tell_eviction(seen, root) for root in gone]
+        evicted |= {root.agent_id for root in gone}
+        busy |= found_busy
+        if not gone and not found_busy:
+            break
+    result = _result(store, policy, seen, handled + failed, dry_run=False)
+    return replace(result, journaled=_tell_journal(store, result))
+
+
+def _choose(store: Store, policy: Policy, seen: Survey, busy: Container[str]) -> list[Root]:
+    """The heads to evict: those unused for too long, and the least recently used ones until the rest fits."""
+    if policy.max_bytes is None and policy.older_than is None:
+        return []
+    total, gains = seen.kept_bytes, {}
+    limit = total if policy.max_bytes is None else policy.max_bytes
+    old = {root for root in seen.used_least_lately if _is_unused(root, policy)}
+    for root in seen.used_least_lately:
+        if (root in old or total > limit) and root.agent_id not in busy and is_evictable(store, root):
+            gains[root] = seen.owned[root] - evicted_bytes(store, root)
+            total -= gains[root]
+    # what a snapshot, or a head that stays, holds anyway is not worth a prefill
+    return [root for root in gains if gains[root] > 0 or root in old or seen.held_by[root] & gains.keys()]
+
+
+def _is_unused(root: Root, policy: Policy) -> bool:
+    if policy.older_than is None or root.updated is None:
+        return False
+    return (datetime.now(UTC) - datetime.fromisoformat(root.updated)).total_seconds() > policy.older_than
+
+
+def _evict_all(store: Store, chosen: Sequence[Root]) -> tuple[list[Root], set[str], list[Handled]]:
+    """Those that were evicted, the ids of the busy ones, and those that there was no space for: now there is more."""
+    gone, busy, failed = [], set(), []
+    for root in chosen:
+        try:
+            if evict(store, root):
+                gone.append(root)
+            else:
+                busy.add(root.agent_id)
+        except NoSpaceError as error:
+            failed.append(Handled("fail", error.message, "agent", root.agent, (root.agent,), (), 0))
+    return gone, busy, failed
+
+
+def _result(store: Store, policy: Policy, seen: Survey, handled: Sequence[Handled], dry_run: bool) -> GCResult:
+    deleted = [found for found in handled if found.action == "delete"]
+    left = [found for found in handled if found.action == "fail" and found.kind in _OBJECTS]
+    kept_bytes = seen.kept_bytes + sum(found.bytes for found in left)
+    return GCResult(
+        handled=(*handled, *tell_strangers(store.layout, seen)),
+        freed_bytes=sum(found.bytes for found in deleted),
+        freed_objects=sum(found.kind in _OBJECTS for found in deleted),
+        kept_bytes=kept_bytes,
+        kept_objects=seen.kept_objects + len(left),
+        over_limit=0 if policy.max_bytes is None else max(0, kept_bytes - policy.max_bytes),
+        dry_run=dry_run,
+    )
+
+
+def _tell_journal(store: Store, result: GCResult) -> bool:
+    """Evictions have lines of their own; this one says what went. A full disk must not fail what is done."""
+    if not result.freed_bytes:
+        return False
+    note = f"freed {result.freed_objects} objects, {result.freed_bytes} bytes"
+    try:
+        with shared_store_lock(store.layout, store.actor), refs.moving(store.layout, store.actor) as journal:
+            journal.append(Change(refs.COLLECT, "", "", None, None, note))
+    except NoSpaceError:
+        return False
+    return True
+
+
+@contextmanager
+def _ballast(store: Store) -> Iterator[None]:
+    """Give up the ballast on a full disk, and make it again once there is space."""
+    path = store.layout.ballast
+    disk = os.statvfs(store.layout.root)
+    if disk.f_bavail * disk.f_frsize < BALLAST:
+        files.unlink(path)
+    try:
+        yield
+    finally:
+        if not path.exists():
+            with suppress(AmemError):
+                files.write_new(path, [os.urandom(BALLAST)])
