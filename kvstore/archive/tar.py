@@ -63,7 +63,7 @@ class _Listing(Document, frozen=True):
     sha256: Sha256
 
 
-class _Version(Struct):
+class _ListingVersion(Struct):
     kind: Literal["amem agent"]
     format: int
 
@@ -184,7 +184,7 @@ def _member(name: str, data: bytes) -> Iterator[bytes]:
 
 def _decode(data: bytes) -> Contents:
     try:
-        version = parse(data, _Version)
+        version = parse(data, _ListingVersion)
     except ValueError as error:
         raise DamageError("this is not an archive of an agent", _HINT) from error
     if version.format != FORMAT:
