@@ -26,7 +26,7 @@ def project_files() -> list[Path]:
         check=True,
     )
     paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
-    return [path for path in paths if path.is_file() and path.suffix not in (".png", ".safetensors", ".gguf")]
+    return [path for path in paths if path.is_file() and path.suffix not in (".png", ".safetensors", ".gguf", ".xz")]
 
 
 def test_no_module_is_longer_than_it_may_be() -> None:
