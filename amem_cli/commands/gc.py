@@ -83,12 +83,12 @@ def _tell(call: Call, done: "GCResult") -> None:
     would = "would be " if done.dry_run else ""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for found in done.handled:
-        if found.action == "delete":
+        if found.action == "deleted":
             groups[", ".join(found.agents) or "-", found.reason].append(found.bytes)
-        elif found.action == "evict":
+        elif found.action == "evicted":
             held = f"; the rest is held by {', '.join(found.held_by)}" if found.held_by else ""
             call.out.say(f"agent {found.name} {would}evicted: {human_size(found.bytes)} that only it holds{held}")
-        elif found.action == "fail":
+        elif found.action == "failed":
             call.out.warn(f"{found.kind} {found.name} is still there: {found.reason}")
         elif found.reason == "foreign":
             call.out.warn(f"{found.name} is no part of a store, and stays")

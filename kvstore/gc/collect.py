@@ -56,11 +56,11 @@ class GCResult:
 
     @property
     def evicted(self) -> tuple[str, ...]:
-        return tuple(found.name for found in self.handled if found.action == "evict")
+        return tuple(found.name for found in self.handled if found.action == "evicted")
 
     @property
     def failed(self) -> tuple[Handled, ...]:
-        return tuple(found for found in self.handled if found.action == "fail")
+        return tuple(found for found in self.handled if found.action == "failed")
 
     @property
     def complete(self) -> bool:
@@ -102,7 +102,7 @@ def _collect(store: Store, policy: Policy) -> GCResult:
         owners = Owners(store, seen, evicted)
         sweep = Sweep(store, seen, policy.keep_history)
         sweep.run()
-        handled = [found for found in handled if found.action in ("delete", "evict")]
+        handled = [found for found in handled if found.action in ("deleted", "evicted")]
         handled += tell(store.layout, seen, owners, sweep)
         gone, found_busy, failed = _evict_all(store, chosen)
         handled += [tell_eviction(seen, root) for root in gone]
@@ -145,13 +145,13 @@ def _evict_all(store: Store, chosen: Sequence[Root]) -> tuple[list[Root], set[st
             else:
                 busy.add(root.agent_id)
         except NoSpaceError as error:
-            failed.append(Handled("fail", error.message, "agent", root.agent, (root.agent,), (), 0))
+            failed.append(Handled("failed", error.message, "agent", root.agent, (root.agent,), (), 0))
     return gone, busy, failed
 
 
 def _result(store: Store, policy: Policy, seen: Survey, handled: Sequence[Handled], dry_run: bool) -> GCResult:
-    deleted = [found for found in handled if found.action == "delete"]
-    left = [found for found in handled if found.action == "fail" and found.kind in _OBJECTS]
+    deleted = [found for found in handled if found.action == "deleted"]
+    left = [found for found in handled if found.action == "failed" and found.kind in _OBJECTS]
     kept_bytes = seen.kept_bytes + sum(found.bytes for found in left)
     return GCResult(
         handled=(*handled, *tell_strangers(store.layout, seen)),

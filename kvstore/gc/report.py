@@ -19,11 +19,11 @@ RUNNING = "a command that is running"
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """What became of an object, a folder, an agent or a stranger.
+    """What gc did with one object, folder, agent or foreign file; in a dry run, what it would do.
 
-    `action` is delete, evict, keep or fail. `reason` says why: history (before the kept states), evicted, removed (its
-    agent is gone), unnamed (by any state: a commit was cut off), dead-writer, empty, unused (hence an eviction),
-    in-use, foreign, or why it failed. `held_by`: the refs that keep a part of an evicted agent, or what uses it.
+    `action`: deleted, evicted, kept or failed. `reason`: history (before the kept states), evicted, removed (its agent
+    is gone), unnamed (by any state: a commit was cut off), dead-writer, empty, unused (hence an eviction), in-use,
+    foreign, or the message of a failure. `held_by`: the refs that keep a part of an evicted agent, or what uses it.
     """
 
     action: str
@@ -78,29 +78,29 @@ def tell(layout: StoreLayout, seen: Survey, owners: Owners, sweep: Sweep | None)
             reason, agents = owners.of(domain_id, found)
             failure = failed.get(found.path(layout, domain_id))
             kind = found.kind.removesuffix("s")
-            yield Handled("fail" if failure else "delete", failure or reason, kind, found.sha256, agents, (), size)
+            yield Handled("failed" if failure else "deleted", failure or reason, kind, found.sha256, agents, (), size)
     for domain_id, found in sorted(sweep.pinned if sweep else ()):
         size = size_of(layout, domain_id, found)
-        yield Handled("keep", "in-use", found.kind.removesuffix("s"), found.sha256, (), (RUNNING,), size)
+        yield Handled("kept", "in-use", found.kind.removesuffix("s"), found.sha256, (), (RUNNING,), size)
     for path, size in (sweep.removed if sweep else seen.removable(layout)).items():
         kind, reason = "snapshot", "removed"
         if path.parent == layout.staging:
             kind, reason = "staging", "dead-writer"
         elif path.parent == layout.domains:
             kind, reason = "domain", "empty"
-        yield Handled("delete", reason, kind, path.name, (), (), size)
+        yield Handled("deleted", reason, kind, path.name, (), (), size)
     for path in failed:
         if path.suffix not in (".json", ".safetensors"):  # a folder; objects have been told
-            yield Handled("fail", failed[path], "file", str(path.relative_to(layout.root)), (), (), 0)
+            yield Handled("failed", failed[path], "file", str(path.relative_to(layout.root)), (), (), 0)
 
 
 def tell_strangers(layout: StoreLayout, seen: Survey) -> Iterator[Handled]:
     """What is no part of a store, and never deleted."""
     for path in sorted(seen.foreign):
-        yield Handled("keep", "foreign", "file", str(path.relative_to(layout.root)), (), (), 0)
+        yield Handled("kept", "foreign", "file", str(path.relative_to(layout.root)), (), (), 0)
 
 
 def tell_eviction(seen: Survey, root: Root) -> Handled:
     """An agent that was evicted: the bytes that only it held, and who holds the rest."""
     held_by = tuple(sorted(map(str, seen.held_by[root])))
-    return Handled("evict", "unused", "agent", root.agent, (root.agent,), held_by, seen.owned[root])
+    return Handled("evicted", "unused", "agent", root.agent, (root.agent,), held_by, seen.owned[root])

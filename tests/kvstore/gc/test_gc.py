@@ -75,7 +75,7 @@ def test_a_dry_run_names_agents_and_writes_nothing(store: Store, steps: list[str
     del steps[:]
     result = collect(store, dry_run=True, keep_history=0)
     assert steps == []
-    assert {found.action for found in result.handled} == {"delete"}
+    assert {found.action for found in result.handled} == {"deleted"}
     assert {(found.reason, found.agents) for found in result.handled} == {("history", ("a",))}
     assert {found.kind for found in result.handled} == {"manifest", "page", "tail", "block"}
 
@@ -118,7 +118,7 @@ def test_pins_of_a_live_transaction_hold(store: Store) -> None:
         transaction.pin(rows)
         result = collect(store, keep_history=0)
         assert all(store.layout.block(head.domain, row.sha256).exists() for row in rows)
-        kept = [found for found in result.handled if found.action == "keep"]
+        kept = [found for found in result.handled if found.action == "kept"]
         assert {found.name for found in kept} == {row.sha256 for row in rows}
     assert collect(store, keep_history=0).freed_objects == len(rows)
 
@@ -250,7 +250,7 @@ def test_snapshots_and_forks_keep_what_they_need(store: Store) -> None:
     assert result.over_limit == result.kept_bytes > 0
     commit(store, "b", [*A, *B])
     result = collect(store, max_bytes=0)
-    [told] = [found for found in result.handled if found.action == "evict"]
+    [told] = [found for found in result.handled if found.action == "evicted"]
     assert (told.name, told.held_by) == ("b", ("a@s",))
     assert read_whole(store, store.resolve(parse_ref("a@s")).manifest) == A
     assert store.tokens(store.resolve(parse_ref("b")).manifest).tolist() == [*A, *B]
