@@ -13,7 +13,7 @@ from kvstore.errors import PartialError
 
 if TYPE_CHECKING:
     from kvstore.gc.collect import GCResult
-    from kvstore.gc.report import Handled
+    from kvstore.gc.report import Collected
 
 app = new_app()
 
@@ -48,13 +48,12 @@ def gc(
     keep_history: KeepHistory = 10,
 ) -> None:
     """Delete files that no agent, snapshot or kept state needs. Evicted agents keep their tokens and prefill again."""
-    from kvstore.gc.collect import Policy
-    from kvstore.gc.collect import gc as collect
+    from kvstore.gc.collect import Policy, collect
 
     limit = None if max_bytes is None else parse_size(max_bytes)
     age = None if older_than is None else parse_age(older_than)
     done = collect(call.open_store(), Policy(keep_history, limit, age), dry_run)
-    for found in done.handled:
+    for found in done.collected:
         is_object = found.kind in ("block", "tail", "page", "manifest")
         call.out.line("object", **asdict(found), digest=digest(found.name) if is_object else None)
     _print(call.out, done)
@@ -77,7 +76,7 @@ def gc(
 
 def _print(out: Output, done: "GCResult") -> None:
     would_be = "would be " if done.dry_run else ""
-    for found in done.handled:
+    for found in done.collected:
         if found.action == "evicted":
             shared = f"; the rest is shared with {', '.join(found.held_by)}" if found.held_by else ""
             out.info(f"agent {found.name} {would_be}evicted: {human_size(found.bytes)} of its own{shared}")
@@ -98,8 +97,8 @@ def _print(out: Output, done: "GCResult") -> None:
 
 def _print_deleted(out: Output, done: "GCResult") -> None:
     """A table of what was deleted, by agents and reason."""
-    deleted: defaultdict[tuple[str, str], list[Handled]] = defaultdict(list)
-    for found in done.handled:
+    deleted: defaultdict[tuple[str, str], list[Collected]] = defaultdict(list)
+    for found in done.collected:
         if found.action == "deleted":
             deleted[", ".join(found.agents) or "-", found.reason].append(found)
     rows = [

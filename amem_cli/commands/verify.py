@@ -14,9 +14,8 @@ from kvstore.naming import check_name, parse_digest
 
 if TYPE_CHECKING:
     from kvstore.store import Store
-    from kvstore.verify.check import Checks, Report
+    from kvstore.verify.checks import Checks, Depth, Report
     from kvstore.verify.findings import Finding
-    from kvstore.verify.states import Depth
 
 app = new_app()
 
@@ -51,7 +50,7 @@ def verify(
     sums: Sums = None,
 ) -> None:
     """Check every file and report what is proven. With --quick or --deep, --isolation and --journal are added."""
-    from kvstore.verify.check import verify as check
+    from kvstore.verify.verify import verify as check
 
     if erased is not None:
         if agents or quick or deep or isolation or journal or journal_head or sums:
@@ -66,7 +65,7 @@ def verify(
     for finding in report.findings:
         _print_finding(call, finding)
     if sums is not None:
-        from kvstore.verify.check import sums as listed
+        from kvstore.verify.verify import sums as listed
 
         _write_sums(call, sums, listed(store.layout))
     _print_report(call, report)
@@ -100,7 +99,7 @@ def _check_erased(call: Call, store: "Store", file: Path) -> None:
 def _checks(
     agents: list[str], quick: bool, deep: bool, isolation: bool, journal: bool, journal_head: str | None
 ) -> "Checks":
-    from kvstore.verify.check import Checks
+    from kvstore.verify.checks import Checks
 
     if quick and deep:
         raise UsageError("--quick and --deep cannot be combined", "give one of them")

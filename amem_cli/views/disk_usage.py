@@ -11,9 +11,11 @@ from typing import NamedTuple
 from amem_cli.shell.output import digest
 from kvstore.commit.journal import read_journal
 from kvstore.errors import DamageError
+from kvstore.format.kinds import BLOCK, MANIFEST
 from kvstore.format.layers import LayerGroup, bytes_per_token, fp16_bytes_per_token, refined_parts
-from kvstore.format.manifest import FileRow, Manifest
+from kvstore.format.manifest import Manifest
 from kvstore.format.records import AgentRef
+from kvstore.graph.walk import StateFiles
 from kvstore.store import Store
 
 
@@ -62,7 +64,7 @@ class Usage:
     def __init__(self, store: Store, agents: Sequence[AgentRef]) -> None:
         """Collect the files of the heads and snapshots of `agents`. Raises DamageError and IsolationError."""
         self._store = store
-        self._pages: dict[str, Files] = {}
+        self._files = {agent.domain: StateFiles(store, agent.domain) for agent in agents}
         self._snapshots = {agent.id: store.snapshots(agent.name) for agent in agents}
         self._needed = {agent.id: self._needed_by(agent) for agent in agents}
         self._users = Counter(key for files in self._needed.values() for key in files)
@@ -83,13 +85,10 @@ class Usage:
     def files_of(self, domain: str, digest: str) -> Files:
         """Every file that a state needs: its manifest, pages, blocks and tail."""
         manifest = self._store.manifest(domain, digest)
-        size = self._store.layout.manifest(domain, digest).stat().st_size
+        size = self._store.layout.object(domain, MANIFEST, digest).stat().st_size
         files = {(domain, digest): FileUse(size, is_block=False)}
-        for page in manifest.pages:
-            files |= self._page(domain, page)
-        files |= {(domain, row.sha256): FileUse(row.bytes, is_block=True) for row in manifest.window_blocks}
-        if manifest.tail:
-            files[domain, manifest.tail.sha256] = FileUse(manifest.tail.bytes, is_block=False)
+        for found, nbytes in self._files[domain].of(manifest):
+            files[domain, found.sha256] = FileUse(nbytes, is_block=found.kind is BLOCK)
         return files
 
     def shared_bytes(self, files: Files, agent: AgentRef) -> int:
@@ -127,16 +126,6 @@ class Usage:
         for snapshot in self._snapshots[agent.id]:
             files |= self.files_of(snapshot.domain, snapshot.manifest)
         return files
-
-    def _page(self, domain: str, row: FileRow) -> Files:
-        """A page and the blocks that it lists."""
-        if row.sha256 not in self._pages:
-            blocks = self._store.page(domain, row).blocks
-            self._pages[row.sha256] = {
-                (domain, row.sha256): FileUse(row.bytes, is_block=False),
-                **{(domain, block.sha256): FileUse(block.bytes, is_block=True) for block in blocks},
-            }
-        return self._pages[row.sha256]
 
 
 def head_notes(store: Store) -> dict[str, str]:
