@@ -6,6 +6,7 @@ import typer
 
 from amem_cli.shell.options import Call, command, new_app
 from amem_cli.shell.output import counted, digest, human_size
+from kvstore.format.kinds import BLOCK
 from kvstore.naming import parse_ref
 
 if TYPE_CHECKING:
@@ -80,10 +81,10 @@ def _print(call: Call, difference: "Difference") -> None:
         out.print(f"tokens     identical, {difference.common_tokens} in all")
     else:
         out.print(f"tokens     {difference.common_tokens} in common; they diverge at token {difference.parted_at}")
-    out.print(f"shared     {counted(difference.shared_blocks, 'block')}, {human_size(difference.shared_bytes)}")
+    out.print(f"shared     {counted(difference.shared_blocks, BLOCK.name)}, {human_size(difference.shared_bytes)}")
     for side in (difference.a, difference.b):
         tokens = counted(side.state.manifest.tokens, "token")
-        own = f"{counted(side.blocks, 'block')} not shared, {human_size(side.bytes)}"
+        own = f"{counted(side.blocks, BLOCK.name)} not shared, {human_size(side.bytes)}"
         out.print(f"{side.state.ref!s:<10} {tokens}, {own}{_turn(side)}")
     for part, pair in difference.model_parts.items():
         a, b = (value[:_DIGITS] if value else "none" for value in pair)

@@ -14,6 +14,7 @@ from amem_cli.shell.options import DEFAULT_WAIT, Call, ModelName, Wait, command,
 from amem_cli.shell.output import counted, digest, human_size
 from kvstore.errors import NotFoundError, UsageError
 from kvstore.format.document import as_dict
+from kvstore.format.kinds import BLOCK
 from kvstore.naming import check_name
 
 app = new_app()
@@ -65,7 +66,7 @@ def _import(call: Call, file: str, name: str | None, domain: str | None, as_new:
         made = import_agent(call.create_store(), stream, name, domain=domain, as_new=as_new, wait=wait)
     call.out.info(
         f"{made.agent}: {counted(made.tokens, 'token')}, {counted(made.states, 'state')}, "
-        f"{made.new_blocks} of {counted(made.blocks, 'block')} new, {human_size(made.bytes_written)} written"
+        f"{made.new_blocks} of {counted(made.blocks, BLOCK.name)} new, {human_size(made.bytes_written)} written"
     )
     values = asdict(made)
     values |= {"domain": made.domain.name or made.domain.id, "manifest": digest(made.manifest)}

@@ -4,6 +4,7 @@ from amem_cli import turns
 from amem_cli.shell import signals
 from amem_cli.shell.options import DEFAULT_WAIT, Call, ModelName, State, Wait, command, new_app
 from amem_cli.shell.output import counted, digest, human_size
+from kvstore.format.kinds import BLOCK
 from kvstore.naming import parse_ref
 
 app = new_app()
@@ -27,7 +28,7 @@ def repair(call: Call, ref: State, model: ModelName = None, wait: Wait = DEFAULT
             f"{state} has a new head: its recomputed blocks differ from the stored ones; its snapshots are unchanged"
         )
     else:
-        restored = f"{counted(done.healed_blocks, 'block')} restored, {human_size(done.bytes_written)} written"
+        restored = f"{counted(done.healed_blocks, BLOCK.name)} restored, {human_size(done.bytes_written)} written"
         call.out.info(f"{state}: {restored}; all digests unchanged")
     call.out.result(
         call.command,
