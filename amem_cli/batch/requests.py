@@ -255,7 +255,7 @@ def _text(operation: AnyOperation) -> tuple[Part, ...]:
     if not isinstance(operation, TextOperation):
         return ()
     if operation.message != () and operation.text != ():
-        raise UsageError("there are two texts", "give message or text")
+        raise UsageError("two texts given", "give message or text, not both")
     given = operation.text if operation.message == () else operation.message
     parts = given if isinstance(given, tuple) else (given,)
     return tuple(part for part in parts if part != "")

@@ -33,9 +33,9 @@ def diff(
     difference = compare(store, store.resolve(ref_a), store.resolve(ref_b))
     texts = _texts(call, store, difference) if text else (None, None)
     _print(call, difference)
-    for side, said in zip((difference.a, difference.b), texts, strict=True):
-        if said is not None:
-            call.out.print(f"--- {side.state.ref}\n{said}")
+    for side, decoded in zip((difference.a, difference.b), texts, strict=True):
+        if decoded is not None:
+            call.out.print(f"--- {side.state.ref}\n{decoded}")
     call.out.result(
         call.command,
         common_tokens=difference.common_tokens,

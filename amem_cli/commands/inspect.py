@@ -153,9 +153,9 @@ def _text(call: Call, store: "Store", state: "State", raw: bool) -> None:
         call.out.result(call.command, prompt, **values, text=prompt)
         return
     for turn in manifest.turns:
-        said = decoder.said(manifest.model, turn.role, tokens[turn.start : turn.end])
-        call.out.line("text", agent=state.agent.name, state=digest(state.digest), **as_dict(turn), text=said)
-        call.out.print(f"[{turn.role}] {said}")
+        decoded = decoder.turn_text(manifest.model, turn.role, tokens[turn.start : turn.end])
+        call.out.line("text", agent=state.agent.name, state=digest(state.digest), **as_dict(turn), text=decoded)
+        call.out.print(f"[{turn.role}] {decoded}")
     call.out.result(call.command, **values, turns=len(manifest.turns))
 
 

@@ -153,9 +153,9 @@ def _text(call: Call, store: "Store", commits: Sequence["Commit"]) -> None:
         answers = [turn for turn in manifest.turns if turn.role == "assistant"]
         for turn in answers[-1:] if len(commits) == 1 else commit.turns:
             decode = decoder.answer if turn.role == "assistant" else decoder.text
-            said = decode(manifest.model, tokens[turn.start : turn.end])
-            call.out.line("text", agent=commit.agent, state=digest(commit.digest), **as_dict(turn), text=said)
-            call.out.print(said if len(commits) == 1 else f"[{turn.role}] {said}")
+            decoded = decode(manifest.model, tokens[turn.start : turn.end])
+            call.out.line("text", agent=commit.agent, state=digest(commit.digest), **as_dict(turn), text=decoded)
+            call.out.print(decoded if len(commits) == 1 else f"[{turn.role}] {decoded}")
     call.out.result(call.command, agent=commits[0].agent, commits=len(commits))
 
 

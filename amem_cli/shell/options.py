@@ -181,7 +181,9 @@ Raw = Annotated[bool, typer.Option("--raw", help="Add no template; parse control
 Note = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="Reason, recorded in the journal.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; change nothing.")]
 ShowText = Annotated[bool, typer.Option("--text", help="Show the conversation, decoded by the model's tokenizer.")]
-Wait = Annotated[float, typer.Option("--wait", metavar="SECONDS", callback=_seconds, help="Wait for a busy agent.")]
+Wait = Annotated[
+    float, typer.Option("--wait", metavar="SECONDS", callback=_seconds, help="How long to wait for a busy agent.")
+]
 Expect = Annotated[
     str | None, typer.Option("--expect", metavar="DIGEST", callback=_digest, help="Fail if the head is another state.")
 ]

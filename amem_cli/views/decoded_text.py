@@ -27,23 +27,23 @@ class TextDecoder:
 
     def answer(self, model: ModelIdentity, ids: Sequence[int]) -> str:
         """The text of an answer, without the template's tokens around it. Raises as `text`."""
-        return self.said(model, "assistant", ids)
+        return self.turn_text(model, "assistant", ids)
 
-    def said(self, model: ModelIdentity, role: Role, ids: Sequence[int]) -> str:
+    def turn_text(self, model: ModelIdentity, role: Role, ids: Sequence[int]) -> str:
         """The text of a turn of that role, without the template's tokens around it. Raises as `text`."""
-        prompt, said = self._prompt(model), list(ids)
+        prompt, inner = self._prompt(model), list(ids)
         if role == "raw":
-            return prompt.decode(said)
+            return prompt.decode(inner)
         if role == "system":
-            return prompt.decode(_inside(said, prompt.opening("")))
+            return prompt.decode(_inside(inner, prompt.opening("")))
         opening = prompt.answer_start() if role == "assistant" else prompt.turn_start(role)
-        for place in range(len(said) - len(opening) + 1 if opening else 0):
-            if said[place : place + len(opening)] == opening:
-                said = said[place + len(opening) :]
+        for place in range(len(inner) - len(opening) + 1 if opening else 0):
+            if inner[place : place + len(opening)] == opening:
+                inner = inner[place + len(opening) :]
                 break
-        while said and said[-1] in prompt.stop_ids:
-            said.pop()
-        return prompt.decode(said)
+        while inner and inner[-1] in prompt.stop_ids:
+            inner.pop()
+        return prompt.decode(inner)
 
     def _prompt(self, model: ModelIdentity) -> "PromptFormat":
         if model.fingerprint not in self._prompts:
