@@ -6,7 +6,7 @@ from typing import get_type_hints
 
 import pytest
 
-from amem_cli.views.usage import Usage
+from amem_cli.views.disk_usage import Usage
 from kvstore.archive.export import exporting
 from kvstore.errors import DamageError
 from kvstore.format import references

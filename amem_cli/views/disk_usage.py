@@ -1,6 +1,6 @@
-"""What the states of a store take on disk, and what they share with others.
+"""The disk usage of agents and states, and how much of it they share.
 
-Its values are named tuples: making dataclasses would be a twentieth of the time that `amem inspect` takes.
+Values are named tuples: creating dataclasses would take 5% of the time of `amem inspect`.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from kvstore.store import Store
 
 
 class FileUse(NamedTuple):
-    """A file that a state needs."""
+    """The size of a file that a state needs."""
 
     bytes: int
     is_block: bool
@@ -30,14 +30,14 @@ Files = dict[tuple[str, str], FileUse]  # by domain id and SHA-256
 
 
 class AgentUsage(NamedTuple):
-    """One agent as `inspect` tells it. Bytes are those of every file that its head needs, blocks or not."""
+    """One agent in `inspect`. `bytes` counts every file that its head needs, not only blocks."""
 
     name: str
     id: str
     domain: str
     model: str
     head: str | None
-    parent: str | None  # the state before the head; after a fork, the state that it continues
+    parent: str | None  # the state before the head; of a fork's first state, the state that it continues
     note: str | None  # of the restore or fork that made the head
     tokens: int
     blocks: int
@@ -59,10 +59,10 @@ def total_blocks(files: Files) -> int:
 
 
 class Usage:
-    """What agents need, each page read once. For one agent the others of its domain will do: nobody else shares."""
+    """The files of agents, reading each page once. For one agent pass all of its domain: files are shared within it."""
 
     def __init__(self, store: Store, agents: Sequence[AgentRef]) -> None:
-        """Read what the heads and snapshots of `agents` need. Raises DamageError and IsolationError."""
+        """Collect the files of the heads and snapshots of `agents`. Raises DamageError and IsolationError."""
         self._store = store
         self._files = {agent.domain: StateFiles(store, agent.domain) for agent in agents}
         self._snapshots = {agent.id: store.snapshots(agent.name) for agent in agents}
@@ -76,7 +76,7 @@ class Usage:
 
     @property
     def files(self) -> Files:
-        """The files that all of the agents need, each counted once."""
+        """The files of all agents, each once."""
         everything: Files = {}
         for files in self._needed.values():
             everything |= files
@@ -92,12 +92,12 @@ class Usage:
         return files
 
     def shared_bytes(self, files: Files, agent: AgentRef) -> int:
-        """What of `files` another agent than `agent` needs, too."""
+        """The bytes of those `files` that an agent other than `agent` needs as well."""
         own = self._needed[agent.id]
         return sum(file.bytes for key, file in files.items() if self._users[key] > (key in own))
 
     def agent(self, agent: AgentRef) -> AgentUsage:
-        """One of the agents, as its head is."""
+        """The usage of one of the agents, at its head."""
         manifest = self._store.manifest(agent.domain, agent.manifest)
         files = self.files_of(agent.domain, agent.manifest)
         shared = self.shared_bytes(files, agent)
@@ -129,7 +129,7 @@ class Usage:
 
 
 def head_notes(store: Store) -> dict[str, str]:
-    """What `--note` said of states, by their digest. A damaged journal keeps nobody from looking at agents."""
+    """Notes given with `--note`, by the digest of the state. A damaged journal must not prevent listing agents."""
     notes: dict[str, str] = {}
     with suppress(DamageError):
         for entry in read_journal(store.layout.journal):
@@ -139,7 +139,7 @@ def head_notes(store: Store) -> dict[str, str]:
 
 
 class GroupUsage(NamedTuple):
-    """The cached tokens of one layer group, in bytes as the codec keeps them and as float16 would."""
+    """The cached tokens of one layer group: bytes with the codec, and in float16."""
 
     id: str
     layers: int
@@ -153,7 +153,7 @@ class GroupUsage(NamedTuple):
 
 
 def group_usage(manifest: Manifest, group: LayerGroup) -> GroupUsage:
-    """What one layer group's cache takes; a window holds only the tokens that it still reaches."""
+    """The usage of one layer group; a window counts only the tokens within it."""
     tokens = manifest.cached - group.first_needed(manifest.cached)
     refined = refined_parts(group, manifest.codec) if tokens >= manifest.codec.refined else []
     return GroupUsage(
