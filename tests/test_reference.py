@@ -21,6 +21,7 @@ from kvstore import errors
 from kvstore.archive.transfer import exporting, write_file
 from kvstore.commit.journal import Actor
 from kvstore.errors import AmemError
+from kvstore.format.codecs import CODECS
 from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.support.reading import State
@@ -101,3 +102,11 @@ def test_exit_codes_are_those_of_the_errors() -> None:
     page = (REFERENCE / "exit-codes.md").read_text("utf-8")
     told = re.findall(r"^\| (\d+) \| `([a-z-]+)` \|", page, re.M)
     assert {(int(number), code) for number, code in told} == {(kind.exit_code, kind.code) for kind in kinds}
+
+
+def test_codecs_are_those_of_the_page() -> None:
+    page = (REFERENCE / "format.md").read_text("utf-8")
+    axis = r"along the (token|channel)s, [^|]+"
+    rows = re.findall(rf"^\| `(q[^`]+)`[^|]* \| (\d)(, [^|]+)? \| {axis} \| {axis} \|$", page, re.M)
+    told = {(name, int(bits), keys, values, bool(twice)) for name, bits, twice, keys, values in rows}
+    assert told == {(c.name, c.bits, c.key_axis, c.value_axis, bool(c.refined)) for c in CODECS.values()}
