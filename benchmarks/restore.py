@@ -28,6 +28,7 @@ from benchmarks.models import drop_from_page_cache, new_store
 from benchmarks.report import Row, bars, finish, interleaved, options, ratio, seconds
 from kvstore.disk.clock import timestamp
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
+from kvstore.format.kinds import BLOCK
 from kvstore.format.layers import LayerGroup
 from kvstore.format.manifest import BlockRow, Manifest, ModelIdentity, features_of
 from kvstore.format.records import Domain
@@ -63,7 +64,7 @@ class Agent:
 
     @property
     def paths(self) -> list[Path]:
-        return [self.store.layout.block(self.domain, row.sha256) for row in self.blocks]
+        return [self.store.layout.object(self.domain, BLOCK, row.sha256) for row in self.blocks]
 
     def restore(self, pool: Callable[[], SlabPool]) -> AgentCache:
         """Bring the blocks into memory of a pool, or into new memory where that has none."""

@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.report import Row, finish, options
-from kvstore.commit import refs
 from kvstore.commit.index import Index
 from kvstore.commit.journal import NO_LINE, Actor, Change, Entry
 from kvstore.disk.clock import timestamp
+from kvstore.format import document
 from kvstore.format.block import BlockHeader, digest, encode_header
 from kvstore.format.codecs import CODECS
+from kvstore.format.kinds import BLOCK, MANIFEST, PAGE
 from kvstore.format.layers import LayerGroup, block_parts
 from kvstore.format.manifest import PAGE_TOKENS, BlockRow, FileRow, Manifest, ModelIdentity, Page, Turn, encode
 from kvstore.format.parts import BLOCK_TOKENS
@@ -70,7 +71,7 @@ class Maker:
         for folder in layout.domain_folders(domain.id):
             folder.mkdir(mode=0o700, parents=True)
         layout.domain(domain.id).chmod(0o700)
-        _write(layout.domain_file(domain.id), refs.encode(domain))
+        _write(layout.domain_file(domain.id), document.encode(domain))
         tokens = self._random.integers(0, 250_000, STATES_PER_AGENT * BLOCKS_PER_STATE * BLOCK_TOKENS + 1, np.int32)
         rows = self._blocks(domain, tokens)
         Index(layout).add(domain.id, rows)
@@ -87,7 +88,7 @@ class Maker:
             created = created or entry.time
         assert head and entry
         name = f"agent-{self.agents}"
-        _write(layout.agent_ref(name), refs.encode(AgentRef(name, agent_id, domain.id, head, created, entry.time)))
+        _write(layout.agent_ref(name), document.encode(AgentRef(name, agent_id, domain.id, head, created, entry.time)))
         self.agents += 1
 
     def _blocks(self, domain: Domain, tokens: Tokens) -> list[BlockRow]:
@@ -98,7 +99,7 @@ class Maker:
             parts = block_parts(_GROUP, _CODEC, start)
             data = encode_header(header.metadata(), parts) + tokens[start : start + BLOCK_TOKENS].tobytes()
             found = digest([data])
-            _write(self.store.layout.block(domain.id, found.sha256), data, 0o400)
+            _write(self.store.layout.object(domain.id, BLOCK, found.sha256), data, 0o400)
             rows.append(BlockRow(_GROUP.id, start, key, found.sha256, found.xxh3, found.bytes))
             parent = key
         return rows
@@ -116,7 +117,7 @@ class Maker:
             own = tuple(row for row in rows if start <= row.position < start + PAGE_TOKENS)
             data = encode(Page(start, tuple(ids[start : start + PAGE_TOKENS]), own, domain.salt))
             found = digest([data])
-            _write(layout.page(domain.id, found.sha256), data)
+            _write(layout.object(domain.id, PAGE, found.sha256), data)
             pages.append(FileRow(found.sha256, found.xxh3, found.bytes, len(ids[start : start + PAGE_TOKENS])))
         manifest = Manifest(
             agent=agent_id,
@@ -143,13 +144,12 @@ class Maker:
         )
         data = encode(manifest)
         found = digest([data])
-        _write(layout.manifest(domain.id, found.sha256), data)
+        _write(layout.object(domain.id, MANIFEST, found.sha256), data)
         return found.sha256
 
     def _line(self, change: Change) -> Entry:
         self._seq += 1
-        who = {"uid": _ACTOR.uid, "user": _ACTOR.user, "host": _ACTOR.host, "claimed": None}
-        entry = Entry(self._seq, timestamp(), self._prev, change, who, _ACTOR.via, _ACTOR.version)
+        entry = Entry.of(self._seq, self._prev, change, _ACTOR)
         with self.store.layout.journal.open("ab") as journal:
             journal.write(entry.line())
         self.store.layout.journal.chmod(0o600)

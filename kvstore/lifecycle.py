@@ -1,12 +1,13 @@
 """Snapshot, restore and fork: names and heads move, and no block is copied."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvstore.commit import refs
 from kvstore.commit.journal import Change
 from kvstore.commit.staging import shared_store_lock
 from kvstore.disk.clock import timestamp
 from kvstore.errors import ConflictError, NotFoundError
+from kvstore.format.document import replace
 from kvstore.format.manifest import Manifest
 from kvstore.format.records import SnapshotRef
 from kvstore.history.resolve import State

@@ -1,6 +1,5 @@
 """Reading a store: refs, manifests, pages and blocks. Nothing here writes, locks or needs the index."""
 
-import hashlib
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,8 +9,9 @@ from kvstore.commit import refs
 from kvstore.disk import files
 from kvstore.errors import DamageError, IsolationError, NotFoundError
 from kvstore.format.block import damaged, read_metadata, read_parts
+from kvstore.format.kinds import BLOCK, MANIFEST, PAGE, TAIL, StoredObject, matches, name_at
 from kvstore.format.layout import StoreLayout
-from kvstore.format.manifest import BlockRow, FileRow, Manifest, Page, decode_manifest, decode_page, decode_page_blocks
+from kvstore.format.manifest import BlockRow, FileRow, Manifest, Page, decode_manifest, decode_page
 from kvstore.format.parts import Part
 from kvstore.format.records import AgentRef, Domain, SnapshotRef
 
@@ -31,10 +31,10 @@ class Reader:
         return refs.read_agents(self.layout)
 
     def agent(self, name: str) -> AgentRef:
-        """The agent of that name. Raises NotFoundError, whose hint tells names close to it, and DamageError."""
+        """The agent of that name. Raises NotFoundError, whose hint gives similar names, and DamageError."""
         found = refs.read_agent(self.layout, name)
         if found is None or found.name != name:
-            raise NotFoundError(f"there is no agent {name}", _close(name, [agent.name for agent in self.agents()]))
+            raise NotFoundError(f"no such agent: {name}", _close(name, [agent.name for agent in self.agents()]))
         return found
 
     def snapshots(self, agent_name: str) -> list[SnapshotRef]:
@@ -55,7 +55,7 @@ class Reader:
         """The domain of that id. Raises NotFoundError."""
         found = refs.read_domain(self.layout, domain_id)
         if found is None:
-            raise NotFoundError(f"there is no domain {domain_id}", "run `amem verify` to see which agents it hurts")
+            raise NotFoundError(f"no such domain: {domain_id}", "`amem verify` lists the affected agents")
         return found
 
     def domains(self) -> list[Domain]:
@@ -68,27 +68,35 @@ class Reader:
         for domain in named:
             if domain.name == name:
                 return domain
-        raise NotFoundError(f"there is no domain {name}", _close(name, [domain.name or "" for domain in named]))
+        raise NotFoundError(f"no such domain: {name}", _close(name, [domain.name or "" for domain in named]))
 
     def has_manifest(self, domain_id: str, digest: str) -> bool:
-        """Whether a state is still kept. It is not where gc has taken it from the history."""
-        return self.layout.manifest(domain_id, digest).is_file()
+        """Whether a state is still kept: gc deletes states from the history."""
+        return self.layout.object(domain_id, MANIFEST, digest).is_file()
 
     def manifest(self, domain_id: str, digest: str) -> Manifest:
         """A manifest, checked by its SHA-256. Raises DamageError, IsolationError, NoStoreError (another version's)."""
-        path = self.layout.manifest(domain_id, digest)
-        manifest = decode_manifest(_checked(path), f"manifest sha256:{digest}")
+        own = StoredObject(MANIFEST, digest)
+        manifest = decode_manifest(self.read_object(domain_id, own), str(own))
         if manifest.domain != domain_id:
-            raise _breach(path)
+            raise _breach(str(own))
         return manifest
+
+    def read_object(self, domain_id: str, found: StoredObject) -> bytes:
+        """The bytes of an object, checked by its SHA-256. Raises DamageError."""
+        path = self.layout.object(domain_id, *found)
+        try:
+            data = files.read(path)
+        except FileNotFoundError as error:
+            raise damaged(path, "is missing") from error
+        if not matches(found, data):
+            raise damaged(path, "is altered: its SHA-256 differs")
+        return data
 
     def page(self, domain_id: str, row: FileRow) -> Page:
         """A page, checked by its SHA-256. Raises as `manifest` does."""
-        return decode_page(_checked(self.layout.page(domain_id, row.sha256)), f"page sha256:{row.sha256}")
-
-    def page_blocks(self, domain_id: str, sha256: str) -> tuple[BlockRow, ...]:
-        """The rows of a page, checked by its SHA-256, without its tokens. Raises as `manifest` does."""
-        return decode_page_blocks(_checked(self.layout.page(domain_id, sha256)), f"page sha256:{sha256}")
+        own = StoredObject(PAGE, row.sha256)
+        return decode_page(self.read_object(domain_id, own), str(own))
 
     def pages(self, manifest: Manifest) -> list[Page]:
         """All pages of a state, in order. Raises DamageError where they do not hold its tokens without a gap."""
@@ -96,9 +104,9 @@ class Reader:
         start = 0
         for row in manifest.pages:
             page = self.page(manifest.domain, row)
-            path = self.layout.page(manifest.domain, row.sha256)
+            path = self.layout.object(manifest.domain, PAGE, row.sha256)
             if page.salt != manifest.salt:
-                raise _breach(path)
+                raise _breach(name_at(path))
             if page.start != start:
                 raise damaged(path, "does not follow the one before")
             start += len(page.tokens)
@@ -123,7 +131,7 @@ class Reader:
         Raises DamageError, and IsolationError for a block of another domain; the content of `buffers` is then
         undefined. May be called from several threads.
         """
-        path = self.layout.block(domain_id, row.sha256)
+        path = self.layout.object(domain_id, BLOCK, row.sha256)
         metadata = self._read(path, domain_id, row, parts, buffers)
         expected = {"group": row.group, "position": str(row.position), "prefix_key": row.prefix_key}
         _check_metadata(path, metadata, expected)
@@ -131,10 +139,10 @@ class Reader:
     def read_tail(self, manifest: Manifest, parts: Sequence[Part], buffers: Sequence[memoryview]) -> None:
         """Read a state's tail, which it must have. As `read_block`."""
         assert manifest.tail is not None
-        path = self.layout.tail(manifest.domain, manifest.tail.sha256)
+        path = self.layout.object(manifest.domain, TAIL, manifest.tail.sha256)
         metadata = self._read(path, manifest.domain, manifest.tail, parts, buffers)
         if metadata.get("salt") != manifest.salt:
-            raise _breach(path)
+            raise _breach(name_at(path))
         _check_metadata(path, metadata, {"tokens": str(manifest.tail.tokens)})
 
     def _read(
@@ -149,10 +157,10 @@ class Reader:
             metadata = read_parts(path, row.bytes, row.xxh3, parts, buffers)
         except DamageError as damage:
             if self._is_foreign(path, domain_id):
-                raise _breach(path) from damage
+                raise _breach(name_at(path)) from damage
             raise
         if metadata.get("domain") != domain_id:
-            raise _breach(path)
+            raise _breach(name_at(path))
         return metadata
 
     def _is_foreign(self, path: Path, domain_id: str) -> bool:
@@ -167,28 +175,17 @@ class Reader:
         return owner != domain_id and owner in {domain.id for domain in self.domains()}
 
 
-def _checked(path: Path) -> bytes:
-    try:
-        data = files.read(path)
-    except FileNotFoundError as error:
-        raise damaged(path, "is missing") from error
-    if hashlib.sha256(data).hexdigest() != path.stem:
-        raise damaged(path, "is altered: its SHA-256 differs")
-    return data
-
-
 def _check_metadata(path: Path, metadata: dict[str, str], expected: dict[str, str]) -> None:
     if any(metadata.get(name) != value for name, value in expected.items()):
-        raise damaged(path, "is another one than its row says")
+        raise damaged(path, "does not match its row")
 
 
-def _breach(path: Path) -> IsolationError:
+def _breach(found: str) -> IsolationError:
     return IsolationError(
-        f"{path.parent.parent.name.rstrip('s')} sha256:{path.stem} belongs to another domain",
-        "do not use this store before `amem verify` has told how far this goes",
+        f"{found} belongs to another domain", "stop using this store and run `amem verify --isolation`"
     )
 
 
 def _close(name: str, names: list[str]) -> str:
     close = get_close_matches(name, names, n=3) or [other for other in names if other.lower() == name.lower()]
-    return f"did you mean {' or '.join(close)}?" if close else "run `amem inspect` to see what there is"
+    return f"did you mean {' or '.join(close)}?" if close else "`amem inspect` lists the agents"

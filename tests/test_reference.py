@@ -18,7 +18,7 @@ from amem_cli.engine.persist import cache_files
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.engine import Engine
 from kvstore import errors
-from kvstore.archive.transfer import exporting, write_file
+from kvstore.archive.export import exporting, write_file
 from kvstore.commit.journal import Actor
 from kvstore.errors import AmemError
 from kvstore.format.codecs import CODECS

@@ -12,6 +12,7 @@ from amem_cli.shell.formats import Format, check_format
 from amem_cli.shell.options import Call, State, command, new_app
 from amem_cli.shell.output import digest, human_size
 from kvstore.errors import UsageError
+from kvstore.format.kinds import MANIFEST
 from kvstore.naming import Ref, parse_ref
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ def export(
 
 
 def _export(call: Call, store: "Store", ref: Ref, target: Path | None, lineage: bool) -> None:
-    from kvstore.archive.transfer import exporting
+    from kvstore.archive.export import exporting
 
     with exporting(store, ref, lineage=lineage) as found:
         sha256, size = _write(target, found.pieces)
     contents = found.contents
-    states = sum(listed.kind == "manifests" for listed, _ in contents.files)
+    states = sum(listed.kind is MANIFEST for listed, _ in contents.files)
     call.out.say(f"{ref}: {states} states, {len(contents.files)} files, {human_size(size)}")
     call.out.result(
         call.command,
@@ -99,7 +100,7 @@ def _export_mlx(call: Call, store: "Store", ref: Ref, target: Path | None) -> No
 
 def _write(target: Path | None, pieces: Iterator[bytes]) -> tuple[str, int]:
     """Write the pieces; returns their SHA-256 and size."""
-    from kvstore.archive.transfer import write_file
+    from kvstore.archive.export import write_file
 
     hasher, size = hashlib.sha256(), 0
 

@@ -13,7 +13,7 @@ from kvstore.errors import PartialError
 
 if TYPE_CHECKING:
     from kvstore.gc.collect import GCResult
-    from kvstore.gc.report import Handled
+    from kvstore.gc.report import Collected
 
 app = new_app()
 
@@ -48,13 +48,12 @@ def gc(
     ] = 10,
 ) -> None:
     """Delete what no agent, snapshot or kept state needs. An evicted agent keeps its tokens, and prefills again."""
-    from kvstore.gc.collect import Policy
-    from kvstore.gc.collect import gc as collect
+    from kvstore.gc.collect import Policy, collect
 
     limit = None if max_bytes is None else parse_size(max_bytes)
     age = None if older_than is None else parse_age(older_than)
     done = collect(call.open_store(), Policy(keep_history, limit, age), dry_run)
-    for found in done.handled:
+    for found in done.collected:
         _line(call, found)
     _tell(call, done)
     call.out.result(
@@ -74,7 +73,7 @@ def gc(
         raise typer.Exit(PartialError.exit_code)
 
 
-def _line(call: Call, found: "Handled") -> None:
+def _line(call: Call, found: "Collected") -> None:
     is_digest = found.kind in ("block", "tail", "page", "manifest")
     call.out.line("object", **asdict(found), digest=digest(found.name) if is_digest else None)
 
@@ -82,13 +81,13 @@ def _line(call: Call, found: "Handled") -> None:
 def _tell(call: Call, done: "GCResult") -> None:
     would = "would be " if done.dry_run else ""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for found in done.handled:
-        if found.action == "delete":
+    for found in done.collected:
+        if found.action == "deleted":
             groups[", ".join(found.agents) or "-", found.reason].append(found.bytes)
-        elif found.action == "evict":
+        elif found.action == "evicted":
             held = f"; the rest is held by {', '.join(found.held_by)}" if found.held_by else ""
             call.out.say(f"agent {found.name} {would}evicted: {human_size(found.bytes)} that only it holds{held}")
-        elif found.action == "fail":
+        elif found.action == "failed":
             call.out.warn(f"{found.kind} {found.name} is still there: {found.reason}")
         elif found.reason == "foreign":
             call.out.warn(f"{found.name} is no part of a store, and stays")

@@ -13,6 +13,7 @@ from amem_cli.shell.formats import Format, check_format
 from amem_cli.shell.options import DEFAULT_WAIT, Call, ModelName, Wait, command, new_app
 from amem_cli.shell.output import digest, human_size
 from kvstore.errors import NotFoundError, UsageError
+from kvstore.format.document import as_dict
 from kvstore.naming import check_name
 
 app = new_app()
@@ -54,7 +55,7 @@ def import_(
 
 
 def _import(call: Call, file: str, name: str | None, domain: str | None, as_new: bool, wait: float) -> None:
-    from kvstore.archive.transfer import import_agent
+    from kvstore.archive.import_agent import import_agent
 
     with _opened(file) as stream:
         made = import_agent(call.create_store(), stream, name, domain=domain, as_new=as_new, wait=wait)
@@ -92,7 +93,8 @@ def _import_mlx(
         f"that {made.model.name} computed them is what you said, and was not checked"
     )
     values = asdict(made)
-    claimed = values.pop("model")
+    del values["model"]
+    claimed = as_dict(made.model)
     values["manifest"] = digest(made.manifest)
     call.out.result(
         call.command, made.agent, format=Format.MLX_LM.value, model=claimed["name"], claimed_model=claimed, **values

@@ -1,7 +1,6 @@
 """`amem inspect`: what is stored, shared and owed. Reads small files only, takes no lock and writes nothing."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 from amem_cli.shell.options import Call, command, new_app
 from amem_cli.shell.output import digest, human_size, local_time
 from kvstore.errors import NotFoundError, UsageError
+from kvstore.format.document import as_dict
 from kvstore.naming import check_name, parse_digest, parse_ref
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _text(call: Call, store: "Store", state: "State", raw: bool) -> None:
         return
     for turn in manifest.turns:
         said = decoder.said(manifest.model, turn.role, tokens[turn.start : turn.end])
-        call.out.line("text", agent=state.agent.name, state=digest(state.digest), **asdict(turn), text=said)
+        call.out.line("text", agent=state.agent.name, state=digest(state.digest), **as_dict(turn), text=said)
         call.out.print(f"[{turn.role}] {said}")
     call.out.result(call.command, **values, turns=len(manifest.turns))
 

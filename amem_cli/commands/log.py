@@ -1,7 +1,6 @@
 """`amem log`: what happened to an agent, or to the store. Reads small files only, and writes nothing."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 from amem_cli.shell.options import Call, command, new_app
 from amem_cli.shell.output import digest, local_time
 from kvstore.errors import UsageError
+from kvstore.format.document import as_dict
 from kvstore.naming import check_name
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ def _fields(commit: "Commit") -> dict[str, Any]:
         "note": commit.note,
         "snapshots": list(commit.snapshots),
         "forks": list(commit.forks),
-        "turns": [asdict(turn) for turn in commit.turns],
+        "turns": [as_dict(turn) for turn in commit.turns],
         "stop": manifest.stop,
-        "sampling": asdict(manifest.sampling) if manifest.sampling else None,
+        "sampling": as_dict(manifest.sampling) if manifest.sampling else None,
     }
 
 
@@ -144,7 +144,7 @@ def _text(call: Call, store: "Store", commits: Sequence["Commit"]) -> None:
         for turn in answers[-1:] if len(commits) == 1 else commit.turns:
             decode = decoder.answer if turn.role == "assistant" else decoder.text
             said = decode(manifest.model, tokens[turn.start : turn.end])
-            call.out.line("text", agent=commit.agent, state=digest(commit.digest), **asdict(turn), text=said)
+            call.out.line("text", agent=commit.agent, state=digest(commit.digest), **as_dict(turn), text=said)
             call.out.print(said if len(commits) == 1 else f"[{turn.role}] {said}")
     call.out.result(call.command, agent=commits[0].agent, commits=len(commits))
 
@@ -164,11 +164,10 @@ def _journal(call: Call, store: "Store", number: int | None, since: str | None, 
     for entry in entries:
         change, actor = entry.change, entry.actor
         name = names.get(change.agent_id)
-        values = asdict(entry)
-        values = {**values.pop("change"), **values, "agent": name}
+        values = {**as_dict(entry), "agent": name}
         values |= {"before": digest(change.before), "after": digest(change.after)}
         call.out.line("entry", **values)
-        who = f"{actor['user']}@{actor['host']}" + (f" as {actor['claimed']}" if actor["claimed"] else "")
+        who = f"{actor.user}@{actor.host}" + (f" as {actor.claimed}" if actor.claimed else "")
         what = f"{change.op} {name or change.agent_id or change.domain_id}"
         moved = f" to {digest(change.after[:_DIGITS])}" if change.after else ""
         note = f"  {change.note}" if change.note else ""

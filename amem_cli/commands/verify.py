@@ -14,9 +14,8 @@ from kvstore.naming import check_name, parse_digest
 
 if TYPE_CHECKING:
     from kvstore.store import Store
-    from kvstore.verify.check import Checks, Report
+    from kvstore.verify.checks import Checks, Depth, Report
     from kvstore.verify.findings import Finding
-    from kvstore.verify.states import Depth
 
 app = new_app()
 
@@ -45,7 +44,7 @@ def verify(
     ] = None,
 ) -> None:
     """Check every file and say what is proven. --isolation and --journal add to --quick and --deep."""
-    from kvstore.verify.check import verify as check
+    from kvstore.verify.verify import verify as check
 
     if erased is not None and (agents or quick or deep or isolation or journal or journal_head or sums):
         raise UsageError("--erased is a check of its own", "give it without other checks and without agents")
@@ -60,7 +59,7 @@ def verify(
     for finding in report.findings:
         _show(call, finding)
     if sums is not None:
-        from kvstore.verify.check import sums as listed
+        from kvstore.verify.verify import sums as listed
 
         _write(call, sums, listed(store.layout))
     _tell(call, report)
@@ -94,7 +93,7 @@ def _check_erased(call: Call, store: "Store", file: Path) -> None:
 def _checks(
     agents: list[str], quick: bool, deep: bool, isolation: bool, journal: bool, journal_head: str | None
 ) -> "Checks":
-    from kvstore.verify.check import Checks
+    from kvstore.verify.checks import Checks
 
     if quick and deep:
         raise UsageError("--quick and --deep exclude each other", "give one of them")

@@ -6,9 +6,11 @@ from typing import Any
 from amem_cli.shell.output import digest
 from kvstore.errors import NotFoundError, UsageError
 from kvstore.format.block import read_metadata
+from kvstore.format.kinds import MANIFEST, PAGE, StoredObject
 from kvstore.format.manifest import FileRow
-from kvstore.graph.objects import KINDS, StoredObject, size_of
-from kvstore.graph.walk import Reach
+from kvstore.graph.objects import find_objects, size_of
+from kvstore.graph.roots import agent_roots
+from kvstore.graph.walk import Holders, own_history
 from kvstore.history.log import REF_DIGITS
 from kvstore.history.resolve import State
 from kvstore.naming import Ref
@@ -26,12 +28,7 @@ class Found:
 def find(store: Store, prefix: str, domain_id: str | None) -> Found:
     """The one file whose SHA-256 begins with `prefix`, in any domain or in one. Raises NotFoundError and UsageError."""
     domains = [domain.id for domain in store.domains()] if domain_id is None else [domain_id]
-    found = {
-        Found(domain, StoredObject(kind, path.stem))
-        for domain in domains
-        for kind in KINDS
-        for path in (store.layout.domain(domain) / kind / prefix[:2]).glob(f"{prefix}*")
-    }
+    found = {Found(domain, named) for domain in domains for named in find_objects(store.layout, domain, prefix)}
     if not found:
         raise NotFoundError(f"nothing here is sha256:{prefix}", "`amem inspect` lists the agents")
     if len(found) > 1:
@@ -41,7 +38,7 @@ def find(store: Store, prefix: str, domain_id: str | None) -> Found:
 
 def state_of(store: Store, found: Found) -> State | None:
     """The state that a manifest is, or None: another kind of file, or an agent that is gone. Raises DamageError."""
-    if found.object.kind != "manifests":
+    if found.object.kind is not MANIFEST:
         return None
     sha256 = found.object.sha256
     manifest = store.manifest(found.domain, sha256)
@@ -54,7 +51,7 @@ def state_of(store: Store, found: Found) -> State | None:
 def details(store: Store, found: Found) -> dict[str, Any]:
     """What a file says of itself, and the agents and snapshots that need it. Raises DamageError."""
     return {
-        "kind": found.object.kind.removesuffix("s"),
+        "kind": found.object.kind.name,
         "digest": digest(found.object.sha256),
         "domain": store.domain(found.domain).name or found.domain,
         "bytes": size_of(store.layout, found.domain, found.object),
@@ -65,23 +62,22 @@ def details(store: Store, found: Found) -> dict[str, Any]:
 
 def _own_words(store: Store, found: Found) -> dict[str, Any]:
     sha256 = found.object.sha256
-    if found.object.kind == "manifests":
+    if found.object.kind is MANIFEST:
         manifest = store.manifest(found.domain, sha256)
         return {"agent_id": manifest.agent, "op": manifest.op, "tokens": manifest.tokens, "created": manifest.created}
-    if found.object.kind == "pages":
+    if found.object.kind is PAGE:
         page = store.page(found.domain, FileRow(sha256, xxh3="", bytes=0, tokens=0))
         return {"position": page.start, "tokens": len(page.tokens), "blocks": len(page.blocks)}
-    metadata = read_metadata(found.object.path(store.layout, found.domain))
+    metadata = read_metadata(store.layout.object(found.domain, *found.object))
     told = {key: metadata[key] for key in ("group", "codec", "model") if key in metadata}
     return told | {key: int(metadata[key]) for key in ("position", "tokens") if key in metadata}
 
 
 def _holders(store: Store, found: Found) -> list[str]:
     """Agents whose head or kept history needs the file, and snapshots."""
-    reach = Reach(store, found.domain)
+    holders = Holders(store, found.domain)
     for agent in store.agents():
         if agent.domain == found.domain:
-            reach.mark(agent.name, agent.id, [agent.manifest], lenient=True)
-            for snapshot in store.snapshots(agent.name):
-                reach.mark(str(Ref(agent.name, snapshot.name)), agent.id, [snapshot.manifest], lenient=True)
-    return sorted(reach.holders[found.object])
+            for root in agent_roots(store, agent):
+                holders.add(str(root), own_history(agent.id), [root.manifest], lenient=True)
+    return sorted(holders.of[found.object])

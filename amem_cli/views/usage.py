@@ -11,6 +11,7 @@ from typing import NamedTuple
 from amem_cli.shell.output import digest
 from kvstore.commit.journal import read_journal
 from kvstore.errors import DamageError
+from kvstore.format.kinds import MANIFEST
 from kvstore.format.layers import LayerGroup, bytes_per_token, fp16_bytes_per_token, refined_parts
 from kvstore.format.manifest import FileRow, Manifest
 from kvstore.format.records import AgentRef
@@ -83,7 +84,7 @@ class Usage:
     def files_of(self, domain: str, digest: str) -> Files:
         """Every file that a state needs: its manifest, pages, blocks and tail."""
         manifest = self._store.manifest(domain, digest)
-        size = self._store.layout.manifest(domain, digest).stat().st_size
+        size = self._store.layout.object(domain, MANIFEST, digest).stat().st_size
         files = {(domain, digest): FileUse(size, is_block=False)}
         for page in manifest.pages:
             files |= self._page(domain, page)

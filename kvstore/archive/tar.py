@@ -1,44 +1,71 @@
-"""The file that an agent travels in: an uncompressed tar, whose bytes follow from what is in it.
+"""The archive of an agent: an uncompressed tar whose bytes follow from its contents.
 
 The first member, `amem.json`, lists all others with their sizes, and each is named by its SHA-256. So every byte of
-the archive is known beforehand but for the members' own, which their names prove: the reader compares headers,
-padding and the end with what they must be, and interprets none of them. There is no path, link, device, duplicate or
-size that an archive could play a trick with. One that another program packed is therefore refused.
+the archive is known beforehand, but for the members' own, which their names prove: the reader compares headers,
+padding and the end with what they must be, and interprets none of them. No path, link, device, duplicate or size in
+an archive can do harm. An archive that another program packed is therefore refused.
 """
 
-import re
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
-from kvstore.disk.canonical_json import dump, load
+from msgspec import Struct
+
+from kvstore.disk.canonical_json import dump
 from kvstore.errors import AmemError, DamageError, NoStoreError
-from kvstore.format.records import Domain
-from kvstore.graph.objects import KINDS, StoredObject
+from kvstore.format.document import Count, Document, HexId, Sha256, as_dict, parse, place_of
+from kvstore.format.kinds import OBJECT_KINDS, ObjectKind, StoredObject, matches
+from kvstore.format.records import Domain, Name
 from kvstore.naming import check_name, file_name
 
 FORMAT = 1
 LISTING = "amem.json"
 MAX_LISTING = 64 << 20  # bytes
-MAX_DOCUMENT = 64 << 20  # of a manifest or a page
-MAX_TENSORS = 1 << 30  # of a block or a tail
-_SUFFIX = {"manifests": "json", "pages": "json", "tails": "safetensors", "blocks": "safetensors"}
 _END = bytes(2 * tarfile.BLOCKSIZE)
-_ID = re.compile("[0-9a-f]{32}")
-_SHA256 = re.compile("[0-9a-f]{64}")
 _HINT = "take a whole, unchanged file that `amem export` wrote"
 
 
-@dataclass(frozen=True)
-class ArchivedSnapshot:
+class ArchivedSnapshot(Document, frozen=True):
     """A snapshot that comes with an agent; `manifest` is a digest."""
 
-    name: str
-    manifest: str
+    name: Name
+    manifest: Sha256
     note: str | None
     created: str
+
+
+class _ArchivedDomain(Document, frozen=True):
+    id: HexId
+    name: Name | None
+    salt: Sha256
+    created: str
+
+
+class _ArchivedFile(Document, frozen=True):
+    path: str
+    bytes: Count
+
+
+class _Listing(Document, frozen=True):
+    """`amem.json` as it is in the archive."""
+
+    agent: Name
+    agent_id: HexId
+    domain: _ArchivedDomain
+    head: Sha256
+    snapshots: tuple[ArchivedSnapshot, ...]
+    files: tuple[_ArchivedFile, ...]
+    format: Literal[1]
+    kind: Literal["amem agent"]
+    sha256: Sha256
+
+
+class _Version(Struct):
+    kind: Literal["amem agent"]
+    format: int
 
 
 @dataclass(frozen=True)
@@ -54,8 +81,17 @@ class Contents:
 
     def document(self) -> dict[str, Any]:
         """The listing as JSON has it, its own SHA-256 included."""
-        listed = [{"path": _path(found), "bytes": size} for found, size in self.files]
-        values = {**asdict(self), "files": listed, "format": FORMAT, "kind": "amem agent"}
+        domain = self.domain
+        values = {
+            "agent": self.agent,
+            "agent_id": self.agent_id,
+            "domain": as_dict(_ArchivedDomain(domain.id, domain.name, domain.salt, domain.created)),
+            "head": self.head,
+            "snapshots": [as_dict(snapshot) for snapshot in self.snapshots],
+            "files": [{"path": _path(found), "bytes": size} for found, size in self.files],
+            "format": FORMAT,
+            "kind": "amem agent",
+        }
         return {**values, "sha256": sha256(dump(values)).hexdigest()}
 
 
@@ -86,27 +122,27 @@ class Archive:
         try:
             size = tarfile.TarInfo.frombuf(header, "utf-8", "strict").size
         except (tarfile.TarError, ValueError) as error:
-            raise DamageError("that is no archive of an agent", _HINT) from error
+            raise DamageError("this is not an archive of an agent", _HINT) from error
         if not 0 < size <= MAX_LISTING or header != _header(LISTING, size):
-            raise DamageError("that is no archive of an agent", _HINT)
+            raise DamageError("this is not an archive of an agent", _HINT)
         self.contents = _decode(self._body(size))
         self._left = list(self.contents.files)
 
-    def members(self, kinds: tuple[str, ...]) -> Iterator[tuple[StoredObject, bytes]]:
-        """The next members, as far as they are of these kinds, each checked against its name. Raises DamageError."""
+    def members(self, *kinds: ObjectKind) -> Iterator[tuple[StoredObject, bytes]]:
+        """The next members of these kinds, each checked against its name. Raises DamageError."""
         while self._left and self._left[0][0].kind in kinds:
             found, size = self._left.pop(0)
             if self._read(tarfile.BLOCKSIZE) != _header(_path(found), size):
-                raise DamageError(f"the archive does not hold {found} where it should", _HINT)
+                raise DamageError(f"{found} is not at its place in the archive", _HINT)
             data = self._body(size)
-            if sha256(data).hexdigest() != found.sha256:
+            if not matches(found, data):
                 raise DamageError(f"{found} is altered in the archive", _HINT)
             yield found, data
 
     def finish(self) -> None:
         """Check that all was read, and that nothing follows. Raises DamageError."""
         if self._left or self._read(len(_END)) != _END or self._stream.read(1):
-            raise DamageError("the archive goes on behind its end", _HINT)
+            raise DamageError("the archive has bytes after its end", _HINT)
 
     def _body(self, size: int) -> bytes:
         data = self._read(size)
@@ -122,7 +158,7 @@ class Archive:
 
 
 def _path(found: StoredObject) -> str:
-    return f"{found.kind}/{found.sha256}.{_SUFFIX[found.kind]}"
+    return f"{found.kind.folder}/{found.kind.file_name(found.sha256)}"
 
 
 def _header(name: str, size: int) -> bytes:
@@ -142,51 +178,47 @@ def _member(name: str, data: bytes) -> Iterator[bytes]:
 
 
 def _decode(data: bytes) -> Contents:
-    values = load(data)
-    if values is None or values.get("kind") != "amem agent":
-        raise DamageError("that is no archive of an agent", _HINT)
-    if values.get("format") != FORMAT:
+    try:
+        version = parse(data, _Version)
+    except ValueError as error:
+        raise DamageError("this is not an archive of an agent", _HINT) from error
+    if version.format != FORMAT:
         raise NoStoreError("the archive was written by another version of amem", "use the version that wrote it")
     try:
-        contents = Contents(
-            agent=check_name("agent", values["agent"]),
-            agent_id=_matched(_ID, values["agent_id"]),
-            domain=_domain(values["domain"]),
-            head=_matched(_SHA256, values["head"]),
-            snapshots=tuple(ArchivedSnapshot(**snapshot) for snapshot in values["snapshots"]),
-            files=tuple(_file(**listed) for listed in values["files"]),
-        )
-        names = {file_name(check_name("snapshot", snapshot.name)) for snapshot in contents.snapshots}
-        kinds = [KINDS.index(found.kind) for found, _ in contents.files]
-    except (TypeError, ValueError, KeyError, AttributeError, AmemError) as error:
-        raise DamageError("the archive's listing is malformed", _HINT) from error
+        contents = _contents(parse(data, _Listing))
+    except (ValueError, AmemError) as error:
+        place = place_of(error) if isinstance(error, ValueError) else ""
+        raise DamageError(f"the archive's listing is malformed{place}", _HINT) from error
+    names = {file_name(snapshot.name) for snapshot in contents.snapshots}
+    kinds = [OBJECT_KINDS.index(found.kind) for found, _ in contents.files]
     one_of_each = len({found for found, _ in contents.files}) == len(kinds) and len(names) == len(contents.snapshots)
     if not one_of_each or kinds != sorted(kinds) or dump(contents.document()) != data:
         raise DamageError("the archive's listing is not one that amem writes", _HINT)
     return contents
 
 
-def _domain(values: dict[str, Any]) -> Domain:
-    domain = Domain(**values)
-    _matched(_ID, domain.id)
-    _matched(_SHA256, domain.salt)
-    if domain.name is not None:
-        check_name("domain", domain.name)
-    if not isinstance(domain.created, str):
-        raise ValueError
-    return domain
+def _contents(listing: _Listing) -> Contents:
+    """What a listing lists. Raises UsageError for a name that no agent may have, ValueError for an unknown file."""
+    domain = listing.domain
+    for kind, name in (("agent", listing.agent), ("domain", domain.name)):
+        if name is not None:
+            check_name(kind, name)
+    for snapshot in listing.snapshots:
+        check_name("snapshot", snapshot.name)
+    return Contents(
+        agent=listing.agent,
+        agent_id=listing.agent_id,
+        domain=Domain(domain.id, domain.name, domain.salt, domain.created),
+        head=listing.head,
+        snapshots=listing.snapshots,
+        files=tuple(_file(listed) for listed in listing.files),
+    )
 
 
-def _file(path: str, bytes: int) -> tuple[StoredObject, int]:  # noqa: A002 (the listing's word)
-    kind, _, name = path.partition("/")
-    digest, _, suffix = name.partition(".")
-    limit = MAX_DOCUMENT if suffix == "json" else MAX_TENSORS
-    if _SUFFIX.get(kind) != suffix or type(bytes) is not int or not 0 < bytes <= limit:
-        raise ValueError
-    return StoredObject(kind, _matched(_SHA256, digest)), bytes
-
-
-def _matched(pattern: re.Pattern[str], text: str) -> str:
-    if not pattern.fullmatch(text):
-        raise ValueError
-    return text
+def _file(listed: _ArchivedFile) -> tuple[StoredObject, int]:
+    folder, _, name = listed.path.partition("/")
+    for kind in OBJECT_KINDS:
+        sha256 = kind.digest_of(name) if kind.folder == folder else None
+        if sha256 is not None and 0 < listed.bytes <= kind.max_bytes:
+            return StoredObject(kind, sha256), listed.bytes
+    raise ValueError("not a file of an agent")

@@ -1,4 +1,4 @@
-"""The files of an archive, checked and stored in a domain.
+"""Unpack an archive: check its files and store them in a domain.
 
 What a block or a tail must begin with follows from the manifests and pages that name it: domain, model, codec, layer
 group, position, prefix keys and parts are compared as the bytes of a header that is made here, and the token ids in a
@@ -8,7 +8,7 @@ block with those in its page.
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,13 @@ from kvstore.disk.files import Buffer
 from kvstore.errors import DamageError
 from kvstore.format.block import BlockHeader, FileDigest, TailHeader, digest, encode_header
 from kvstore.format.codecs import CODECS
+from kvstore.format.document import replace
+from kvstore.format.kinds import BLOCK, MANIFEST, PAGE, TAIL, StoredObject
 from kvstore.format.layers import block_parts, tail_parts
 from kvstore.format.manifest import PAGE_TOKENS, BlockRow, FileRow, Manifest, Page, decode_manifest, decode_page, encode
 from kvstore.format.parts import BLOCK_TOKENS, Part
 from kvstore.format.prefix_keys import prefix_chain
 from kvstore.format.records import Domain
-from kvstore.graph.objects import StoredObject
 
 Tokens = npt.NDArray[np.int32]
 
@@ -43,8 +44,8 @@ class _Expected:
     here: BlockHeader | TailHeader  # the header that it gets in the domain it arrives in
 
 
-class Arrival:
-    """One archive on its way into a transaction. `manifests`: the stored states by their digests here."""
+class Unpacking:
+    """Stores one archive in a transaction. `manifests`: the stored states by their digests in this store."""
 
     def __init__(self, archive: Archive, txn: Transaction, agent_id: str) -> None:
         self.manifests: dict[str, Manifest] = {}
@@ -59,14 +60,14 @@ class Arrival:
         self._tails: dict[str, FileRow] = {}
 
     def store(self) -> dict[str, str]:
-        """Check and stage everything. Returns each state's digest in the archive → its digest here.
+        """Check and stage everything. Returns each state's digest in the archive → its digest in this store.
 
-        Raises DamageError; nothing is linked in then.
+        Raises DamageError; nothing is committed then.
         """
         archive = self._archive
         with _malformed():
-            states = {found.sha256: self._manifest(found, data) for found, data in archive.members(("manifests",))}
-            for found, data in archive.members(("pages",)):
+            states = {found.sha256: self._manifest(found, data) for found, data in archive.members(MANIFEST)}
+            for found, data in archive.members(PAGE):
                 self._pages[found.sha256] = _page(found, data)
                 self._page_digests[found.sha256] = digest([data])
             used: set[str] = set()
@@ -74,7 +75,7 @@ class Arrival:
                 self._expect(manifest)
                 used |= {page.sha256 for page in manifest.pages}
             self._check_listing(states, used)
-        for found, data in archive.members(("tails", "blocks")):
+        for found, data in archive.members(TAIL, BLOCK):
             self._put(found, data)
         archive.finish()
         pages = {sha256: self._put_page(page) for sha256, page in self._pages.items()}
@@ -91,15 +92,11 @@ class Arrival:
         return manifest
 
     def _expect(self, manifest: Manifest) -> None:
-        """Note down what a state needs. Raises DamageError where it does not fit together."""
+        """Note what a state needs. Raises DamageError where its parts contradict each other."""
         tokens = self._tokens(manifest)
         rows = [*(row for page in manifest.pages for row in self._pages[page.sha256].blocks), *manifest.window_blocks]
         groups = {group.id: group for group in manifest.groups}
-        needed = [
-            (group.id, place * BLOCK_TOKENS)
-            for group in manifest.groups
-            for place in range(group.first_needed(manifest.cached) // BLOCK_TOKENS, manifest.cached // BLOCK_TOKENS)
-        ]
+        needed = [(g.id, n * BLOCK_TOKENS) for g in manifest.groups for n in g.needed_blocks(manifest.cached)]
         if sorted((row.group, row.position) for row in rows) != sorted(needed) or len(groups) != len(manifest.groups):
             raise DamageError("a state in the archive lacks blocks, or has too many", _HINT)
         there, here = (self._keys(domain, manifest, tokens) for domain in (self._archive.contents.domain, self._home))
@@ -109,14 +106,14 @@ class Arrival:
                 raise DamageError(f"block sha256:{row.sha256} has another prefix key than its tokens", _HINT)
             own = tokens[row.position : row.position + BLOCK_TOKENS].astype("<i4").tobytes()
             parts = tuple(block_parts(groups[row.group], manifest.codec, row.position))
-            self._note(StoredObject("blocks", row.sha256), _Expected(header, parts, row, own, new))
+            self._note(StoredObject(BLOCK, row.sha256), _Expected(header, parts, row, own, new))
         left = manifest.cached % BLOCK_TOKENS
         if (manifest.tail.tokens if manifest.tail else 0) != left:
             raise DamageError("a state in the archive has another tail than it should", _HINT)
         if manifest.tail:
             parts = tuple(tail_parts(manifest.groups, manifest.codec, manifest.cached))
             old, new_one = (_tail_header(d, manifest, left) for d in (self._archive.contents.domain, self._home))
-            self._note(StoredObject("tails", manifest.tail.sha256), _Expected(old, parts, manifest.tail, b"", new_one))
+            self._note(StoredObject(TAIL, manifest.tail.sha256), _Expected(old, parts, manifest.tail, b"", new_one))
 
     @property
     def _home(self) -> Domain:
@@ -145,12 +142,12 @@ class Arrival:
 
     def _note(self, found: StoredObject, expected: _Expected) -> None:
         if self._expected.setdefault(found, expected) != expected:
-            raise DamageError(f"{found} stands for two different ones", _HINT)
+            raise DamageError(f"{found} has two meanings in the archive", _HINT)
 
     def _check_listing(self, states: dict[str, Manifest], used: set[str]) -> None:
-        """What is listed is what the states need, to the byte; `_put` then knows each file that comes."""
+        """The listing is what the states need, to the byte. `_put` can then rely on it."""
         contents = self._archive.contents
-        listed = {found: size for found, size in contents.files if found.kind in ("tails", "blocks")}
+        listed = {found: size for found, size in contents.files if not found.kind.is_document}
         wanted = {contents.head, *(snapshot.manifest for snapshot in contents.snapshots)}
         if {found: e.row.bytes for found, e in self._expected.items()} != listed or used != self._pages.keys():
             raise DamageError("the archive holds other files than its states need", _HINT)
@@ -187,7 +184,10 @@ class Arrival:
                 window_blocks=tuple(self._rows[row.sha256] for row in manifest.window_blocks),
                 tail=self._tails[manifest.tail.sha256] if manifest.tail else None,
             )
-            if (moved.agent, moved.domain) != (manifest.agent, manifest.domain):  # a digest of there says nothing here
+            if (moved.agent, moved.domain) != (
+                manifest.agent,
+                manifest.domain,
+            ):  # digests of the other store mean nothing
                 links = (stored.get(link) if link else None for link in (manifest.previous, manifest.resumes))
                 previous, resumes = links
                 moved = replace(moved, previous=previous, resumes=resumes)
@@ -198,7 +198,7 @@ class Arrival:
 
 @contextmanager
 def _malformed() -> Iterator[None]:
-    """Values of the wrong type in an archive's documents are damage, wherever they come to light."""
+    """Values in an archive's documents that contradict each other are damage, wherever they show."""
     try:
         yield
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, MemoryError) as error:
@@ -211,17 +211,16 @@ def _damage(found: StoredObject) -> DamageError:
 
 def _page(found: StoredObject, data: bytes) -> Page:
     page = decode_page(data, str(found))
-    if encode(page) != data or not all(type(token) is int and 0 <= token < 1 << 31 for token in page.tokens):
+    if encode(page) != data:
         raise _damage(found)
     return page
 
 
 def _is_sound(manifest: Manifest) -> bool:
     """Whether a manifest's own figures can be true."""
-    dims = [size for g in manifest.groups for size in (g.kv_heads, g.key_dim, g.value_dim, len(g.layers))]
-    windows = [group.window for group in manifest.groups if group.window is not None]
-    turns = all(0 <= turn.start <= turn.end <= manifest.tokens for turn in manifest.turns)
-    return turns and 0 <= manifest.cached <= manifest.tokens and all(0 < size < 1 << 24 for size in (*dims, *windows))
+    turns = all(turn.start <= turn.end <= manifest.tokens for turn in manifest.turns)
+    groups = all(group.layer_kind.is_sound(group) for group in manifest.groups)
+    return turns and groups and manifest.cached <= manifest.tokens
 
 
 def _block_header(keys: tuple[Domain, dict[str, list[str]]], manifest: Manifest, row: BlockRow) -> BlockHeader:

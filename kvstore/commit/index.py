@@ -1,8 +1,8 @@
 """The index: prefix key → blocks, in SQLite. It is disposable.
 
-Without it, or where it is damaged, locked or read-only, blocks are merely not found and stored again; no user ever
-sees an error of it. A new one is filled from the manifests. Rows of blocks that are gone may linger, so whoever
-looks up checks that the file is there.
+Without it, or where it is damaged, locked or read-only, blocks are not found and are stored again; no user ever sees
+an error of it. A new one is filled from the manifests and pages. It may hold rows of deleted blocks, so that callers
+check that the file exists.
 """
 
 import os
@@ -13,8 +13,10 @@ from typing import TypeVar
 
 from kvstore.disk import files
 from kvstore.errors import AmemError
+from kvstore.format.kinds import MANIFEST, OBJECT_KINDS, StoredObject
 from kvstore.format.layout import StoreLayout
-from kvstore.format.manifest import BlockRow, decode_manifest, decode_page
+from kvstore.format.manifest import BlockRow, decode_manifest
+from kvstore.format.references import Row, rows_of, rows_of_object
 
 _VERSION = 1
 _TABLE = """
@@ -145,14 +147,17 @@ def _values(domain_id: str, row: BlockRow) -> tuple[str, str, int, str, str, str
 
 
 def _stored_rows(layout: StoreLayout) -> Iterator[tuple[str, BlockRow]]:
-    """The rows of all pages and manifests that can be read, those of the oldest files first."""
-    documents = [*layout.domains.glob("*/pages/*/*.json"), *layout.domains.glob("*/manifests/*/*.json")]
-    for path in sorted(documents, key=lambda path: path.lstat().st_mtime_ns):
-        domain_id, kind = path.parts[-4], path.parts[-3]
+    """The rows of all documents that can be read, those of the oldest files first."""
+    found = [(path, kind) for kind in OBJECT_KINDS if kind.is_document for path in layout.objects_of(kind)]
+    for path, kind in sorted(found, key=lambda each: each[0].lstat().st_mtime_ns):
         try:
-            data = files.read(path)
-            rows = decode_page(data).blocks if kind == "pages" else decode_manifest(data).window_blocks
+            rows = _rows_in(files.read(path), StoredObject(kind, path.stem))
+            yield from ((path.parts[-4], row) for row in rows if isinstance(row, BlockRow))
         except (AmemError, FileNotFoundError):
             continue
-        for row in rows:
-            yield domain_id, row
+
+
+def _rows_in(data: bytes, found: StoredObject) -> list[Row]:
+    """The rows of all files that a document names. Raises AmemError."""
+    rows = rows_of(decode_manifest(data)) if found.kind is MANIFEST else rows_of_object(found, lambda: data)
+    return [row for _, row in rows]

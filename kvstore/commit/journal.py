@@ -1,8 +1,8 @@
 """The journal: one line for every change of a ref, each holding the SHA-256 of the line before.
 
 A line is an intent: it is flushed before the ref moves. A crash in between leaves a last intent whose ref did not
-follow, and a crash in the middle of an append a torn last line. Both are legal, and the next writer sets them right:
-it cuts the torn line off, and appends a line `void` after the intent. Lines hold ids, never names.
+follow, and a crash in the middle of an append a torn last line. Both are legal, and the next writer repairs them: it
+cuts off the torn line, and appends a line `void` after the intent. Lines hold ids, never names.
 """
 
 import hashlib
@@ -11,15 +11,14 @@ import pwd
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvstore.disk import files
-from kvstore.disk.canonical_json import dump, load
 from kvstore.disk.clock import timestamp
 from kvstore.disk.locks import INTERNAL_WAIT, Lock
 from kvstore.errors import DamageError, UsageError
+from kvstore.format.document import Count, Document, Sha256, as_dict, encode, parse
 from kvstore.format.layout import StoreLayout
 
 VOID = "void"
@@ -29,7 +28,7 @@ MAX_LINE = 1 << 16  # bytes
 
 @dataclass(frozen=True)
 class Actor:
-    """Who makes a change, and by what: `via` is the command, `version` that of amem, `claimed` what the user says."""
+    """Who makes a change and how: `via` is the command, `version` that of amem, `claimed` what the user says."""
 
     uid: int
     user: str
@@ -49,33 +48,54 @@ class Actor:
         return cls(uid, user, socket.gethostname(), claimed, via, version)
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Document, frozen=True):
     """What a line says: an agent's state `before` and `after`, as manifest digests."""
 
     op: str
     agent_id: str
     domain_id: str
-    before: str | None
-    after: str | None
+    before: Sha256 | None
+    after: Sha256 | None
     note: str | None = None
 
 
-@dataclass(frozen=True)
-class Entry:
+class LineActor(Document, frozen=True):
+    """The actor of a change, as a line has it."""
+
+    uid: int
+    user: str
+    host: str
+    claimed: str | None
+
+
+class Entry(Document, frozen=True):
     """One line."""
 
-    seq: int  # from 1
+    seq: Count  # from 1
     time: str
-    prev: str
-    change: Change
-    actor: dict[str, Any]  # uid, user, host, claimed
+    prev: Sha256
+    op: str
+    agent_id: str
+    domain_id: str
+    before: Sha256 | None
+    after: Sha256 | None
+    note: str | None
+    actor: LineActor
     via: str
     version: str
 
+    @classmethod
+    def of(cls, seq: int, prev: str, change: Change, actor: Actor) -> "Entry":
+        """The line of a change that is made now."""
+        who = LineActor(actor.uid, actor.user, actor.host, actor.claimed)
+        return cls(seq, timestamp(), prev, **as_dict(change), actor=who, via=actor.via, version=actor.version)
+
+    @property
+    def change(self) -> Change:
+        return Change(self.op, self.agent_id, self.domain_id, self.before, self.after, self.note)
+
     def line(self) -> bytes:
-        values = asdict(self)
-        return dump({**values.pop("change"), **values}) + b"\n"
+        return encode(self) + b"\n"
 
     @property
     def digest(self) -> str:
@@ -85,13 +105,9 @@ class Entry:
 
 def parse_line(line: bytes) -> Entry | None:
     """The entry of one line (without its newline), or None where it is malformed."""
-    values = load(line)
-    if values is None:
-        return None
     try:
-        change = Change(**{name: values.pop(name) for name in Change.__dataclass_fields__})
-        return Entry(change=change, **values)
-    except (KeyError, TypeError):
+        return parse(line, Entry)
+    except ValueError:
         return None
 
 
@@ -126,9 +142,7 @@ class JournalWriter:
 
     def append(self, change: Change) -> Entry:
         """Append and flush one line. Raises UsageError for a note that does not fit, NoSpaceError."""
-        actor = asdict(self._actor)
-        via, version = actor.pop("via"), actor.pop("version")
-        entry = Entry(self._seq + 1, timestamp(), self._prev, change, actor, via, version)
+        entry = Entry.of(self._seq + 1, self._prev, change, self._actor)
         line = entry.line()
         if len(line) > MAX_LINE:
             raise UsageError("the note is too long", f"a journal line has up to {MAX_LINE} bytes")
@@ -140,9 +154,9 @@ class JournalWriter:
 
 @contextmanager
 def writing(layout: StoreLayout, actor: Actor, followed: Callable[[Entry], bool]) -> Iterator[JournalWriter]:
-    """Hold the journal lock, and with it the right to move refs; what a crash left behind is set right first.
+    """Hold the journal lock, and with it the right to move refs. What a crash left behind is repaired first.
 
-    `followed` tells whether the ref of an entry did move.
+    `followed` says whether the ref of an entry did move.
     """
     with Lock(layout.lock("journal"), "the journal", actor.via).acquire(shared=False, wait=INTERNAL_WAIT):
         writer = JournalWriter(layout.journal, actor)

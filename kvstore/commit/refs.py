@@ -1,19 +1,18 @@
 """Refs and domains: the few files that change, and the only ones that hold names.
 
-A ref names a manifest by its digest. It moves only under the journal lock, after its intent stands in the journal.
+A ref names a manifest by its digest. It moves only under the journal lock, after its intent is in the journal.
 """
 
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
 from kvstore.commit.journal import Actor, Entry, JournalWriter, writing
 from kvstore.disk import files
-from kvstore.disk.canonical_json import dump, load
 from kvstore.errors import AmemError, DamageError
+from kvstore.format.document import encode, parse, place_of, replace
 from kvstore.format.layout import StoreLayout
 from kvstore.format.records import AgentRef, Domain, SnapshotRef
 
@@ -24,22 +23,26 @@ COLLECT = "gc"  # of what gc has freed; no ref moves
 REMOVE_DOMAIN, ERASE_DOMAIN = "rm-domain", "erase-domain"  # the one frees its name, the other destroys it
 
 
-Document = TypeVar("Document", Domain, AgentRef, SnapshotRef)
+D = TypeVar("D", Domain, AgentRef, SnapshotRef)
 
 
-def encode(document: Domain | AgentRef | SnapshotRef) -> bytes:
-    return dump({**asdict(document), "format": 1})
-
-
-def _read(path: Path, kind: type[Document]) -> Document | None:
-    """The document at `path`, None where there is none. Raises DamageError."""
+def _read(path: Path, kind: type[D]) -> D | None:
+    """The document at `path`; None where no file is. Raises DamageError for anything but its canonical bytes."""
     try:
-        values = load(files.read(path))
+        data = files.read(path)
     except FileNotFoundError:
         return None
-    if values is None or values.pop("format", None) != 1 or set(values) != set(kind.__dataclass_fields__):
-        raise DamageError(f"{path} is altered or cut short", "run `amem verify` to see what it hurts")
-    return kind(**values)
+    try:
+        document = parse(data, kind)
+    except ValueError as error:
+        raise _altered(path, place_of(error)) from error
+    if encode(document) != data:
+        raise _altered(path)
+    return document
+
+
+def _altered(path: Path, place: str = "") -> DamageError:
+    return DamageError(f"{path} is altered or cut short{place}", "`amem verify` lists the affected agents")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -50,7 +53,7 @@ def _files(folder: Path) -> list[Path]:
         return []
 
 
-def _read_all(paths: list[Path], kind: type[Document]) -> list[Document]:
+def _read_all(paths: list[Path], kind: type[D]) -> list[D]:
     return [document for path in paths if (document := _read(path, kind))]
 
 
@@ -63,7 +66,7 @@ def read_domains(layout: StoreLayout) -> list[Domain]:
 
 
 def read_agent(layout: StoreLayout, name: str) -> AgentRef | None:
-    """The agent whose name is `name` but for its case."""
+    """The agent of that name; names are compared without their case."""
     return _read(layout.agent_ref(name), AgentRef)
 
 
@@ -72,7 +75,7 @@ def read_agents(layout: StoreLayout) -> list[AgentRef]:
 
 
 def read_snapshot(layout: StoreLayout, agent: str, name: str) -> SnapshotRef | None:
-    """The snapshot whose name is `name` but for its case."""
+    """The snapshot of that name; names are compared without their case."""
     return _read(layout.snapshot_ref(agent, name), SnapshotRef)
 
 
@@ -110,7 +113,7 @@ def remove_snapshot(layout: StoreLayout, snapshot: SnapshotRef) -> None:
 
 
 def free_domain_name(layout: StoreLayout, domain: Domain) -> None:
-    """Take a domain's name away, so that another domain may have it. Only within `moving`."""
+    """Remove a domain's name, so that another domain may have it. Only within `moving`."""
     files.publish(layout.domain_file(domain.id), encode(replace(domain, name=None)), layout.staged_ref)
 
 
@@ -126,7 +129,7 @@ def _remove(path: Path) -> None:
 
 
 def put_domain(layout: StoreLayout, domain: Domain, temporary: Path) -> None:
-    """Write a domain to disk unless it stands there: one made for an agent does so with the agent's first commit."""
+    """Write a domain to disk unless it is there: one made for an agent is written with the agent's first commit."""
     path = layout.domain_file(domain.id)
     if not path.is_file():
         for folder in layout.domain_folders(domain.id):
@@ -134,7 +137,7 @@ def put_domain(layout: StoreLayout, domain: Domain, temporary: Path) -> None:
         files.publish(path, encode(domain), temporary)
 
 
-def _newest_first(paths: Iterable[Path], kind: type[Document]) -> Iterator[Document]:
+def _newest_first(paths: Iterable[Path], kind: type[D]) -> Iterator[D]:
     """The readable documents among `paths`: another agent's damaged ref must not stop this one's commit."""
     for path in sorted(paths, key=lambda path: os.lstat(path).st_mtime_ns, reverse=True):
         try:
@@ -146,7 +149,7 @@ def _newest_first(paths: Iterable[Path], kind: type[Document]) -> Iterator[Docum
 
 
 def _followed(layout: StoreLayout, entry: Entry) -> bool:
-    """Whether a ref moved as the journal's last entry says. It is the one that moved last, so it is found at once."""
+    """Whether a ref moved as the journal's last entry says. The ref that moved last is looked at first."""
     change = entry.change
     if change.op == COLLECT:
         return True

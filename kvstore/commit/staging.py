@@ -19,6 +19,9 @@ from kvstore.format.block import FileDigest, is_intact
 from kvstore.format.layout import StoreLayout
 from kvstore.naming import new_id
 
+RUNNING = "a running command"
+"""Who holds what a transaction has pinned, as reports name it."""
+
 
 def shared_store_lock(layout: StoreLayout, actor: Actor) -> Lock:
     """Keep gc from unlinking anything until this is released."""

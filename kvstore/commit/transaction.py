@@ -2,7 +2,7 @@
 
 A transaction writes new files into its staging folder, and a commit moves them into place, flushes their folders,
 and moves the agent's ref: that rename is the only commit point. A crash at any instant leaves the old state or the
-new one, and at most files that no ref leads to.
+new one, and at most unreachable files.
 
 gc may run beside it. A commit holds the shared store lock from its first rename to its last, and what it uses again
 it has pinned before. gc must unlink a manifest before what the manifest names.
@@ -17,11 +17,13 @@ from kvstore.commit.staging import Staging, shared_store_lock
 from kvstore.disk.files import Buffer
 from kvstore.disk.locks import Lock
 from kvstore.errors import ConflictError, IsolationError, NotFoundError
-from kvstore.format.block import BlockHeader, TailHeader, check_buffers, damaged, digest, encode_header
+from kvstore.format.block import BlockHeader, FileDigest, TailHeader, check_buffers, damaged, digest, encode_header
+from kvstore.format.kinds import BLOCK, MANIFEST, PAGE, TAIL, ObjectKind, StoredObject
 from kvstore.format.layout import StoreLayout
 from kvstore.format.manifest import BlockRow, FileRow, Manifest, Page, encode
 from kvstore.format.parts import Part
 from kvstore.format.records import AgentRef, Domain, SnapshotRef
+from kvstore.format.references import named_by
 
 
 class AgentHold:
@@ -40,7 +42,7 @@ class AgentHold:
 class Transaction:
     """New files of one domain, and the commits that make them part of agents. A context manager.
 
-    Leaving it drops what is not committed. `put_block` may be called from several threads.
+    Leaving it deletes what is not committed. `put_block` may be called from several threads.
     """
 
     def __init__(self, layout: StoreLayout, actor: Actor, domain: Domain) -> None:
@@ -73,26 +75,26 @@ class Transaction:
         self._staging.close()
 
     def find(self, prefix_keys: Sequence[str]) -> list[BlockRow | None]:
-        """For each key the first committed block that is still there, pinned; None where there is none."""
+        """For each key the first committed block that still exists, pinned; None without one."""
         with shared_store_lock(self._layout, self._actor):
             found = self._index.find(self.domain.id, prefix_keys)
             self._staging.pin_under_lock(row.sha256 for rows in found for row in rows)
             return [next(filter(self._is_there, rows), None) for rows in found]
 
     def pin(self, rows: Iterable[BlockRow | FileRow]) -> None:
-        """Keep blocks, tails or pages of an earlier state from gc. That they are there is checked by the commit."""
+        """Keep blocks, tails or pages of an earlier state from gc. The commit checks that they exist."""
         self._staging.pin(row.sha256 for row in rows)
 
     def put_block(self, header: BlockHeader, buffers: Sequence[Buffer], parts: Sequence[Part]) -> BlockRow:
         """Store one block: a C-contiguous buffer for each of `parts`, token ids first.
 
-        One that is there already stays, or is healed where it is damaged. Raises IsolationError for a header of
+        An existing one stays, or is replaced where it is damaged. Raises IsolationError for a header of
         another domain, NoSpaceError.
         """
         whole = self._whole(header, buffers, parts)
         found = digest(whole)
         row = BlockRow(header.group, header.position, header.prefix_key, found.sha256, found.xxh3, found.bytes)
-        if self._staging.put(self._layout.block(self.domain.id, found.sha256), found, whole, mode=0o400):
+        if self._put(BLOCK, found, whole):
             self.new_blocks += 1
             self.block_bytes += found.bytes
             self._new_rows.append(row)
@@ -102,7 +104,7 @@ class Transaction:
         """Store a tail: a C-contiguous buffer for each of `parts`. Raises as `put_block`."""
         whole = self._whole(header, buffers, parts)
         found = digest(whole)
-        self._staging.put(self._layout.tail(self.domain.id, found.sha256), found, whole)
+        self._put(TAIL, found, whole)
         return FileRow(found.sha256, found.xxh3, found.bytes, header.tokens)
 
     def put_page(self, page: Page) -> FileRow:
@@ -111,16 +113,16 @@ class Transaction:
             raise IsolationError("a page of another domain cannot be stored in this one", "run `amem verify`")
         data = encode(page)
         found = digest([data])
-        self._staging.put(self._layout.page(self.domain.id, found.sha256), found, [data])
+        self._put(PAGE, found, [data])
         self._page_rows += page.blocks
         return FileRow(found.sha256, found.xxh3, found.bytes, len(page.tokens))
 
     def put_manifest(self, manifest: Manifest) -> str:
-        """Store an earlier state, which the one to be committed leads to. Returns its digest. Raises as `put_block`."""
+        """Store an earlier state, which the one to be committed names. Returns its digest. Raises as `put_block`."""
         self._check_domain(manifest)
         data = encode(manifest)
         found = digest([data])
-        self._staging.put(self._layout.manifest(self.domain.id, found.sha256), found, [data])
+        self._put(MANIFEST, found, [data])
         return found.sha256
 
     def commit(
@@ -143,7 +145,7 @@ class Transaction:
         with shared_store_lock(self._layout, self._actor):
             refs.put_domain(self._layout, self.domain, self._staging.folder / "domain")
             self._check_named(manifest)
-            self._staging.put(self._layout.manifest(self.domain.id, found.sha256), found, [data])
+            self._put(MANIFEST, found, [data])
             self._staging.place()
             with refs.moving(self._layout, self._actor) as journal:
                 hold.agent = self._move(journal, hold.name, manifest, before, found.sha256, note, snapshots)
@@ -152,9 +154,13 @@ class Transaction:
         return found.sha256
 
     def heal(self) -> None:
-        """Put what is staged into place and move no ref: files that committed states name are whole again."""
+        """Put staged files into place and move no ref: damaged files of committed states become whole."""
         with shared_store_lock(self._layout, self._actor):
             self._staging.place()
+
+    def _put(self, kind: ObjectKind, found: FileDigest, buffers: Sequence[Buffer]) -> bool:
+        """Stage an object, unless exactly that one exists."""
+        return self._staging.put(self._layout.object(self.domain.id, kind, found.sha256), found, buffers, kind.mode)
 
     def _whole(
         self, header: BlockHeader | TailHeader, buffers: Sequence[Buffer], parts: Sequence[Part]
@@ -167,7 +173,7 @@ class Transaction:
 
     def _is_there(self, row: BlockRow) -> bool:
         try:
-            return self._layout.block(self.domain.id, row.sha256).lstat().st_size == row.bytes
+            return self._layout.object(self.domain.id, BLOCK, row.sha256).lstat().st_size == row.bytes
         except FileNotFoundError:
             return False
 
@@ -183,16 +189,14 @@ class Transaction:
             raise IsolationError(f"a manifest of domain {manifest.domain} cannot be stored in domain {self.domain.id}")
 
     def _check_named(self, manifest: Manifest) -> None:
-        """All that a manifest names is in place or staged. Pages of an earlier state answer for their own blocks."""
+        """Check that every file of a manifest is in place or staged. Pages of an earlier state cover their blocks."""
         layout, domain_id = self._layout, self.domain.id
-        paths = [layout.block(domain_id, row.sha256) for row in (*manifest.window_blocks, *self._page_rows)]
-        paths += [layout.page(domain_id, row.sha256) for row in manifest.pages]
-        if manifest.tail:
-            paths.append(layout.tail(domain_id, manifest.tail.sha256))
-        for path in paths:
+        named = [named.object for named in named_by(manifest)]
+        named += [StoredObject(BLOCK, row.sha256) for row in self._page_rows]
+        for path in (layout.object(domain_id, *found) for found in named):
             if not self._staging.has(path):
-                raise damaged(path, "has gone while it was in use")
-        if manifest.resumes and not self._staging.has(layout.manifest(domain_id, manifest.resumes)):
+                raise damaged(path, "was deleted while it was in use")
+        if manifest.resumes and not self._staging.has(layout.object(domain_id, MANIFEST, manifest.resumes)):
             raise NotFoundError(f"the state sha256:{manifest.resumes} has just been removed", "choose another one")
 
     def _move(

@@ -20,6 +20,7 @@ from kvstore.disk import files
 from kvstore.disk.canonical_json import load
 from kvstore.disk.files import Buffer
 from kvstore.errors import DamageError
+from kvstore.format.kinds import name_at
 from kvstore.format.parts import Part
 
 ALIGNMENT = 4096  # bytes
@@ -144,8 +145,7 @@ def digest(buffers: Sequence[Buffer]) -> FileDigest:
 
 def damaged(path: Path, how: str) -> DamageError:
     """The error of a file that is named by its digest."""
-    what = path.parent.parent.name.rstrip("s")  # its folder: blocks, tails, manifests, pages
-    return DamageError(f"{what} sha256:{path.stem} {how}", "run `amem verify` to see which agents it hurts")
+    return DamageError(f"{name_at(path)} {how}", "`amem verify` lists the affected agents")
 
 
 def read_parts(

@@ -1,15 +1,16 @@
-"""TODO."""
+"""Codecs: how keys and values become codes. A state keeps the meaning of the codec that it names."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from msgspec import Meta
+
+from kvstore.format.document import Document
 from kvstore.format.parts import GROUP_TOKENS
 
 Axis = Literal["token", "channel"]
 
 
-@dataclass(frozen=True)
-class Codec:
+class Codec(Document, frozen=True):
     """How keys and values become codes: the axis along which 64 elements share a scale and a bias.
 
     The first `refined` tokens of a full-attention layer, 0 or 64 of them, have a second layer of codes: of what the
@@ -18,10 +19,10 @@ class Codec:
     """
 
     name: str
-    bits: int  # 4 or 8
+    bits: Literal[4, 8]
     key_axis: Axis
     value_axis: Axis
-    refined: int = 0
+    refined: Annotated[int, Meta(ge=0, le=GROUP_TOKENS)] = 0
 
     def words(self, elements: int) -> int:
         """uint32 words that hold the codes of `elements` elements."""

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Feeds: the lengths of the passes that computed a cache, as runs of (tokens in one pass, number of passes)."""
 
 
 def add_feed(feeds: tuple[tuple[int, int], ...], length: int) -> tuple[tuple[int, int], ...]:

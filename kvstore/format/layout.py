@@ -1,9 +1,11 @@
-"""Where everything stands in a store. Files that are named by a user's name use it in lower case."""
+"""The path of every file of a store. Files that are named by a user's name use it in lower case."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvstore.format.kinds import AGENT, DOMAIN, OBJECT_KINDS, SNAPSHOT, ObjectKind
 from kvstore.naming import file_name
 
 
@@ -40,15 +42,15 @@ class StoreLayout:
 
     @property
     def domains(self) -> Path:
-        return self.root / "domains"
+        return self.root / DOMAIN.folder
 
     @property
     def agent_refs(self) -> Path:
-        return self.root / "refs" / "agents"
+        return self.root / AGENT.folder
 
     @property
     def snapshot_refs(self) -> Path:
-        return self.root / "refs" / "snapshots"
+        return self.root / SNAPSHOT.folder
 
     @property
     def models(self) -> Path:
@@ -75,25 +77,17 @@ class StoreLayout:
         return self.domains / domain_id
 
     def domain_file(self, domain_id: str) -> Path:
-        return self.domain(domain_id) / "domain.json"
+        return self.domain(domain_id) / str(DOMAIN.file)
 
     def domain_folders(self, domain_id: str) -> list[Path]:
-        return [self.domain(domain_id) / kind for kind in ("blocks", "tails", "manifests", "pages")]
+        return [self.domain(domain_id) / kind.folder for kind in OBJECT_KINDS]
 
-    def _object(self, domain_id: str, kind: str, sha256: str, suffix: str) -> Path:
-        return self.root.joinpath("domains", domain_id, kind, sha256[:2], f"{sha256}{suffix}")
+    def object(self, domain_id: str, kind: ObjectKind, sha256: str) -> Path:
+        return self.domain(domain_id).joinpath(kind.folder, sha256[:2], kind.file_name(sha256))
 
-    def block(self, domain_id: str, sha256: str) -> Path:
-        return self._object(domain_id, "blocks", sha256, ".safetensors")
-
-    def tail(self, domain_id: str, sha256: str) -> Path:
-        return self._object(domain_id, "tails", sha256, ".safetensors")
-
-    def manifest(self, domain_id: str, sha256: str) -> Path:
-        return self._object(domain_id, "manifests", sha256, ".json")
-
-    def page(self, domain_id: str, sha256: str) -> Path:
-        return self._object(domain_id, "pages", sha256, ".json")
+    def objects_of(self, kind: ObjectKind) -> Iterator[Path]:
+        """The files of one kind in all domains."""
+        return self.domains.glob(f"*/{kind.folder}/*/*{kind.suffix}")
 
     def agent_ref(self, agent: str) -> Path:
         return self.agent_refs / file_name(agent)

@@ -1,11 +1,11 @@
-"""gc: delete what no ref leads to, and evict agents that have not been used for long.
+"""gc: delete what no ref reaches, and evict agents that were not used for long.
 
-Mark from every agent, snapshot and kept state before them (marks.py), list what is there (survey.py), and unlink the
-rest under the exclusive store lock (sweep.py). Nothing is deleted unless everything that must stay is there. It needs
-no index and no free space: on a full disk the ballast goes first, and is made again at the end.
+Mark from every agent, snapshot and kept state before them (mark.py), list what is on disk (plan.py), and delete the
+rest under the exclusive store lock (sweep.py). Nothing is deleted unless everything that must stay is present. It
+needs no index and no free space: on a full disk the ballast is deleted first, and made again at the end.
 
-An eviction commits a state without blocks (evict.py), and the next round takes what has become garbage. When two heads
-share a file, it goes only with the later one. So heads are marked in the order in which they would stay, and what a
+An eviction commits a state without blocks (evict.py), and the next round deletes what has become garbage. A file that
+two heads share goes only with the later one. So heads are marked in the order in which they would stay, and what a
 head marks first is what its eviction frees.
 """
 
@@ -21,15 +21,16 @@ from kvstore.commit.staging import shared_store_lock
 from kvstore.disk import files
 from kvstore.disk.locks import INTERNAL_WAIT, Lock
 from kvstore.errors import AmemError, NoSpaceError
+from kvstore.format.kinds import OBJECT_KINDS
 from kvstore.gc.evict import evict, evicted_bytes, is_evictable
-from kvstore.gc.report import Handled, Owners, tell, tell_eviction, tell_strangers
-from kvstore.gc.survey import Survey, survey
+from kvstore.gc.plan import GCPlan, plan_gc
+from kvstore.gc.report import Collected, FormerOwners, report_eviction, report_foreign, report_garbage
 from kvstore.gc.sweep import Sweep
 from kvstore.graph.roots import Root
 from kvstore.store import BALLAST, Store
 
 KEEP_HISTORY = 10
-_OBJECTS = {"block", "tail", "page", "manifest"}
+_OBJECTS = {kind.name for kind in OBJECT_KINDS}
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Policy:
 class GCResult:
     """What gc did, or (`dry_run`) would do. Objects are blocks, tails, pages and manifests."""
 
-    handled: tuple[Handled, ...]
+    collected: tuple[Collected, ...]
     freed_bytes: int
     freed_objects: int
     kept_bytes: int
@@ -56,11 +57,11 @@ class GCResult:
 
     @property
     def evicted(self) -> tuple[str, ...]:
-        return tuple(found.name for found in self.handled if found.action == "evict")
+        return tuple(found.name for found in self.collected if found.action == "evicted")
 
     @property
-    def failed(self) -> tuple[Handled, ...]:
-        return tuple(found for found in self.handled if found.action == "fail")
+    def failed(self) -> tuple[Collected, ...]:
+        return tuple(found for found in self.collected if found.action == "failed")
 
     @property
     def complete(self) -> bool:
@@ -68,7 +69,7 @@ class GCResult:
         return not self.over_limit and not self.failed
 
 
-def gc(store: Store, policy: Policy, dry_run: bool = False) -> GCResult:
+def collect(store: Store, policy: Policy, dry_run: bool = False) -> GCResult:
     """Delete garbage, and evict as `policy` says. A dry run takes no lock and writes nothing.
 
     Raises DamageError, and deletes nothing, where something that must stay is missing; BusyError beside another gc.
@@ -81,52 +82,52 @@ def gc(store: Store, policy: Policy, dry_run: bool = False) -> GCResult:
 
 
 def _plan(store: Store, policy: Policy) -> GCResult:
-    seen = survey(store, policy.keep_history)
-    chosen = _choose(store, policy, seen, frozenset())
-    handled = [tell_eviction(seen, root) for root in chosen]
+    plan = plan_gc(store, policy.keep_history)
+    chosen = _choose(store, policy, plan, frozenset())
+    collected = [report_eviction(plan, root) for root in chosen]
     if chosen:
-        seen = survey(store, policy.keep_history, given_up=frozenset(chosen))
-        seen.kept_bytes += sum(evicted_bytes(store, root) for root in chosen)
-    owners = Owners(store, seen, {root.agent_id for root in chosen})
-    return _result(store, policy, seen, [*handled, *tell(store.layout, seen, owners, None)], dry_run=True)
+        plan = plan_gc(store, policy.keep_history, given_up=frozenset(chosen))
+        plan.kept_bytes += sum(evicted_bytes(store, root) for root in chosen)
+    owners = FormerOwners(store, plan, {root.agent_id for root in chosen})
+    return _result(store, policy, plan, [*collected, *report_garbage(store.layout, plan, owners, None)], dry_run=True)
 
 
 def _collect(store: Store, policy: Policy) -> GCResult:
-    """Rounds of deleting and evicting, until there is nothing left to evict: what evictions write counts as well."""
-    handled: list[Handled] = []
+    """Delete and evict in rounds until nothing is left to evict: what evictions write counts as well."""
+    collected: list[Collected] = []
     evicted: set[str] = set()
     busy: set[str] = set()  # agents that are held, or were used a moment ago
     while True:
-        seen = survey(store, policy.keep_history, spared=busy)
-        chosen = _choose(store, policy, seen, busy)
-        owners = Owners(store, seen, evicted)
-        sweep = Sweep(store, seen, policy.keep_history)
+        plan = plan_gc(store, policy.keep_history, spared=busy)
+        chosen = _choose(store, policy, plan, busy)
+        owners = FormerOwners(store, plan, evicted)
+        sweep = Sweep(store, plan, policy.keep_history)
         sweep.run()
-        handled = [found for found in handled if found.action in ("delete", "evict")]
-        handled += tell(store.layout, seen, owners, sweep)
+        collected = [found for found in collected if found.action in ("deleted", "evicted")]
+        collected += report_garbage(store.layout, plan, owners, sweep)
         gone, found_busy, failed = _evict_all(store, chosen)
-        handled += [tell_eviction(seen, root) for root in gone]
+        collected += [report_eviction(plan, root) for root in gone]
         evicted |= {root.agent_id for root in gone}
         busy |= found_busy
         if not gone and not found_busy:
             break
-    result = _result(store, policy, seen, handled + failed, dry_run=False)
-    return replace(result, journaled=_tell_journal(store, result))
+    result = _result(store, policy, plan, collected + failed, dry_run=False)
+    return replace(result, journaled=_note_in_journal(store, result))
 
 
-def _choose(store: Store, policy: Policy, seen: Survey, busy: Container[str]) -> list[Root]:
+def _choose(store: Store, policy: Policy, plan: GCPlan, busy: Container[str]) -> list[Root]:
     """The heads to evict: those unused for too long, and the least recently used ones until the rest fits."""
     if policy.max_bytes is None and policy.older_than is None:
         return []
-    total, gains = seen.kept_bytes, {}
+    total, gains = plan.kept_bytes, {}
     limit = total if policy.max_bytes is None else policy.max_bytes
-    old = {root for root in seen.used_least_lately if _is_unused(root, policy)}
-    for root in seen.used_least_lately:
+    old = {root for root in plan.least_recently_used if _is_unused(root, policy)}
+    for root in plan.least_recently_used:
         if (root in old or total > limit) and root.agent_id not in busy and is_evictable(store, root):
-            gains[root] = seen.owned[root] - evicted_bytes(store, root)
+            gains[root] = plan.owned[root] - evicted_bytes(store, root)
             total -= gains[root]
-    # what a snapshot, or a head that stays, holds anyway is not worth a prefill
-    return [root for root in gains if gains[root] > 0 or root in old or seen.held_by[root] & gains.keys()]
+    # an eviction that frees nothing is not worth a prefill
+    return [root for root in gains if gains[root] > 0 or root in old or plan.held_by[root] & gains.keys()]
 
 
 def _is_unused(root: Root, policy: Policy) -> bool:
@@ -135,8 +136,8 @@ def _is_unused(root: Root, policy: Policy) -> bool:
     return (datetime.now(UTC) - datetime.fromisoformat(root.updated)).total_seconds() > policy.older_than
 
 
-def _evict_all(store: Store, chosen: Sequence[Root]) -> tuple[list[Root], set[str], list[Handled]]:
-    """Those that were evicted, the ids of the busy ones, and those that there was no space for: now there is more."""
+def _evict_all(store: Store, chosen: Sequence[Root]) -> tuple[list[Root], set[str], list[Collected]]:
+    """The evicted heads, the ids of the busy ones, and the evictions that found no space."""
     gone, busy, failed = [], set(), []
     for root in chosen:
         try:
@@ -145,27 +146,27 @@ def _evict_all(store: Store, chosen: Sequence[Root]) -> tuple[list[Root], set[st
             else:
                 busy.add(root.agent_id)
         except NoSpaceError as error:
-            failed.append(Handled("fail", error.message, "agent", root.agent, (root.agent,), (), 0))
+            failed.append(Collected("failed", error.message, "agent", root.agent, (root.agent,), (), 0))
     return gone, busy, failed
 
 
-def _result(store: Store, policy: Policy, seen: Survey, handled: Sequence[Handled], dry_run: bool) -> GCResult:
-    deleted = [found for found in handled if found.action == "delete"]
-    left = [found for found in handled if found.action == "fail" and found.kind in _OBJECTS]
-    kept_bytes = seen.kept_bytes + sum(found.bytes for found in left)
+def _result(store: Store, policy: Policy, plan: GCPlan, collected: Sequence[Collected], dry_run: bool) -> GCResult:
+    deleted = [found for found in collected if found.action == "deleted"]
+    left = [found for found in collected if found.action == "failed" and found.kind in _OBJECTS]
+    kept_bytes = plan.kept_bytes + sum(found.bytes for found in left)
     return GCResult(
-        handled=(*handled, *tell_strangers(store.layout, seen)),
+        collected=(*collected, *report_foreign(store.layout, plan)),
         freed_bytes=sum(found.bytes for found in deleted),
         freed_objects=sum(found.kind in _OBJECTS for found in deleted),
         kept_bytes=kept_bytes,
-        kept_objects=seen.kept_objects + len(left),
+        kept_objects=plan.kept_objects + len(left),
         over_limit=0 if policy.max_bytes is None else max(0, kept_bytes - policy.max_bytes),
         dry_run=dry_run,
     )
 
 
-def _tell_journal(store: Store, result: GCResult) -> bool:
-    """Evictions have lines of their own; this one says what went. A full disk must not fail what is done."""
+def _note_in_journal(store: Store, result: GCResult) -> bool:
+    """Evictions have lines of their own; this line says what was deleted. A full disk must not fail a finished gc."""
     if not result.freed_bytes:
         return False
     note = f"freed {result.freed_objects} objects, {result.freed_bytes} bytes"
@@ -179,7 +180,7 @@ def _tell_journal(store: Store, result: GCResult) -> bool:
 
 @contextmanager
 def _ballast(store: Store) -> Iterator[None]:
-    """Give up the ballast on a full disk, and make it again once there is space."""
+    """Delete the ballast on a full disk, and make it again once there is space."""
     path = store.layout.ballast
     disk = os.statvfs(store.layout.root)
     if disk.f_bavail * disk.f_frsize < BALLAST:

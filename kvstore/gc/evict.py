@@ -4,12 +4,11 @@ Nothing of the conversation is lost. The agent's next turn prefills again, pass 
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from kvstore.disk.clock import timestamp
 from kvstore.errors import BusyError
-from kvstore.format.manifest import Manifest, Page, encode
-from kvstore.gc.mark import EVICT
+from kvstore.format.document import replace
+from kvstore.format.manifest import EVICT, Manifest, Page, encode
 from kvstore.graph.roots import Root
 from kvstore.store import Store
 

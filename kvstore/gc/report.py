@@ -1,32 +1,36 @@
-"""What gc tells of each object: what became of it, why, and which agents it was of."""
+"""Report a collection: what happened to each object, why, and which agents it belonged to."""
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
+from kvstore.commit.staging import RUNNING
 from kvstore.errors import AmemError
+from kvstore.format.kinds import AGENT, DOMAIN, MANIFEST, SNAPSHOT, StoredObject
 from kvstore.format.layout import StoreLayout
-from kvstore.gc.survey import Survey
+from kvstore.format.references import named_by
+from kvstore.gc.plan import GCPlan
 from kvstore.gc.sweep import Sweep
-from kvstore.graph.objects import StoredObject, size_of
+from kvstore.graph.objects import size_of
 from kvstore.graph.roots import Root
-from kvstore.graph.walk import direct
+from kvstore.graph.walk import named_by_object
 from kvstore.reader import Reader
 
-RUNNING = "a command that is running"
+Action = Literal["deleted", "evicted", "kept", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Handled:
-    """What became of an object, a folder, an agent or a stranger.
+class Collected:
+    """What gc did with an object, a folder, an agent or a foreign file.
 
-    `action` is delete, evict, keep or fail. `reason` says why: history (before the kept states), evicted, removed (its
-    agent is gone), unnamed (by any state: a commit was cut off), dead-writer, empty, unused (hence an eviction),
-    in-use, foreign, or why it failed. `held_by`: the refs that keep a part of an evicted agent, or what uses it.
+    `reason` says why: history (before the kept states), evicted, removed (its agent is gone), unnamed (by any state: a
+    commit was cut off), dead-writer, empty, unused (hence an eviction), in-use, foreign, or why it failed. `held_by`:
+    the refs that keep a part of an evicted agent, or what uses it.
     """
 
-    action: str
+    action: Action
     reason: str
     kind: str  # manifest, page, tail, block, snapshot, staging, domain, agent, file
     name: str  # a SHA-256, an id, an agent's name, or a path in the store
@@ -35,19 +39,19 @@ class Handled:
     bytes: int
 
 
-class Owners:
-    """The agents that garbage was of, as far as manifests that are garbage themselves still tell."""
+class FormerOwners:
+    """The agents that garbage belonged to, as far as manifests that are garbage themselves show."""
 
-    def __init__(self, reader: Reader, seen: Survey, evicted: Container[str]) -> None:
+    def __init__(self, reader: Reader, plan: GCPlan, evicted: Container[str]) -> None:
         self._reader = reader
         self._evicted = evicted
-        self._names: Mapping[str, str] = {root.agent_id: root.agent for root in seen.roots}
+        self._names: Mapping[str, str] = {root.agent_id: root.agent for root in plan.roots}
         self._agents: dict[tuple[str, StoredObject], set[str]] = defaultdict(set)  # → ids
-        for domain_id, objects in seen.doomed.items():
+        for domain_id, objects in plan.garbage.items():
             self._find(domain_id, objects)
 
     def of(self, domain_id: str, found: StoredObject) -> tuple[str, tuple[str, ...]]:
-        """Why it is garbage, and the names of the agents that it was of and that still exist."""
+        """Why it is garbage, and the names of the existing agents that it belonged to."""
         ids = self._agents.get((domain_id, found), set())
         names = tuple(sorted(self._names[agent_id] for agent_id in ids & self._names.keys()))
         if not ids:
@@ -56,51 +60,51 @@ class Owners:
             return "removed", names
         return "evicted" if any(agent_id in self._evicted for agent_id in ids) else "history", names
 
-    def _find(self, domain_id: str, doomed: Mapping[StoredObject, int]) -> None:
-        for own in [found for found in doomed if found.kind == "manifests"]:
-            with suppress(AmemError):  # what cannot be read tells nothing
+    def _find(self, domain_id: str, garbage: Mapping[StoredObject, int]) -> None:
+        for own in [found for found in garbage if found.kind is MANIFEST]:
+            with suppress(AmemError):  # a damaged manifest names nothing
                 manifest = self._reader.manifest(domain_id, own.sha256)
-                for found in (own, *(named for named, _ in direct(manifest) if named in doomed)):
+                for found in (own, *(named.object for named in named_by(manifest) if named.object in garbage)):
                     self._agents[domain_id, found].add(manifest.agent)
-        for page in [found for found in doomed if found.kind == "pages"]:
+        for outer in list(garbage):
             with suppress(AmemError):
-                for row in self._reader.page_blocks(domain_id, page.sha256):
-                    block = StoredObject("blocks", row.sha256)
-                    if block in doomed:
-                        self._agents[domain_id, block] |= self._agents.get((domain_id, page), set())
+                for named in named_by_object(self._reader, domain_id, outer):
+                    if named.object in garbage:
+                        self._agents[domain_id, named.object] |= self._agents.get((domain_id, outer), set())
 
 
-def tell(layout: StoreLayout, seen: Survey, owners: Owners, sweep: Sweep | None) -> Iterator[Handled]:
-    """What became of the garbage that a survey found, or (no sweep) what would."""
+def report_garbage(layout: StoreLayout, plan: GCPlan, owners: FormerOwners, sweep: Sweep | None) -> Iterator[Collected]:
+    """What happened to the garbage of a plan, or (no sweep) what would."""
     failed = sweep.failed if sweep else {}
-    for domain_id, objects in seen.doomed.items():
-        for found, size in objects.items():
+    reported = set()
+    for domain_id, garbage in plan.garbage.items():
+        for found, size in garbage.items():
             reason, agents = owners.of(domain_id, found)
-            failure = failed.get(found.path(layout, domain_id))
-            kind = found.kind.removesuffix("s")
-            yield Handled("fail" if failure else "delete", failure or reason, kind, found.sha256, agents, (), size)
+            path = layout.object(domain_id, *found)
+            action: Action = "failed" if path in failed else "deleted"
+            reported |= {path} if path in failed else set()
+            yield Collected(action, failed.get(path, reason), found.kind.name, found.sha256, agents, (), size)
     for domain_id, found in sorted(sweep.pinned if sweep else ()):
         size = size_of(layout, domain_id, found)
-        yield Handled("keep", "in-use", found.kind.removesuffix("s"), found.sha256, (), (RUNNING,), size)
-    for path, size in (sweep.removed if sweep else seen.removable(layout)).items():
-        kind, reason = "snapshot", "removed"
+        yield Collected("kept", "in-use", found.kind.name, found.sha256, (), (RUNNING,), size)
+    for path, size in (sweep.removed if sweep else plan.removable(layout)).items():
+        kind, reason = SNAPSHOT.name, "removed"
         if path.parent == layout.staging:
             kind, reason = "staging", "dead-writer"
         elif path.parent == layout.domains:
-            kind, reason = "domain", "empty"
-        yield Handled("delete", reason, kind, path.name, (), (), size)
-    for path in failed:
-        if path.suffix not in (".json", ".safetensors"):  # a folder; objects have been told
-            yield Handled("fail", failed[path], "file", str(path.relative_to(layout.root)), (), (), 0)
+            kind, reason = DOMAIN.name, "empty"
+        yield Collected("deleted", reason, kind, path.name, (), (), size)
+    for path in [path for path in failed if path not in reported]:  # folders
+        yield Collected("failed", failed[path], "file", str(path.relative_to(layout.root)), (), (), 0)
 
 
-def tell_strangers(layout: StoreLayout, seen: Survey) -> Iterator[Handled]:
-    """What is no part of a store, and never deleted."""
-    for path in sorted(seen.foreign):
-        yield Handled("keep", "foreign", "file", str(path.relative_to(layout.root)), (), (), 0)
+def report_foreign(layout: StoreLayout, plan: GCPlan) -> Iterator[Collected]:
+    """Files that do not belong into a store. They are never deleted."""
+    for path in sorted(plan.foreign):
+        yield Collected("kept", "foreign", "file", str(path.relative_to(layout.root)), (), (), 0)
 
 
-def tell_eviction(seen: Survey, root: Root) -> Handled:
-    """An agent that was evicted: the bytes that only it held, and who holds the rest."""
-    held_by = tuple(sorted(map(str, seen.held_by[root])))
-    return Handled("evict", "unused", "agent", root.agent, (root.agent,), held_by, seen.owned[root])
+def report_eviction(plan: GCPlan, root: Root) -> Collected:
+    """An evicted agent: the bytes that only it held, and who holds the rest."""
+    held_by = tuple(sorted(map(str, plan.held_by[root])))
+    return Collected("evicted", "unused", AGENT.name, root.agent, (root.agent,), held_by, plan.owned[root])

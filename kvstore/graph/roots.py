@@ -1,4 +1,4 @@
-"""TODO."""
+"""The one list of roots: the refs of agents and snapshots, from which everything that must stay is reachable."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -9,13 +9,15 @@ from kvstore.commit import refs
 from kvstore.commit.journal import VOID, read_journal
 from kvstore.errors import AmemError, DamageError
 from kvstore.format.layout import StoreLayout
+from kvstore.format.records import AgentRef
+from kvstore.reader import Reader
 
 ENDS = (refs.REMOVE, refs.ERASE, VOID)  # of lines after which an agent may have gone
 
 
 @dataclass(frozen=True)
 class Root:
-    """A ref: where marking begins. An agent's has no `snapshot`, a snapshot's was never `updated`."""
+    """A ref. An agent's has no `snapshot`, a snapshot's has no `updated`."""
 
     path: Path
     agent: str
@@ -45,7 +47,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def read_root(layout: StoreLayout, path: Path) -> Root | None:
-    """The ref at `path`, None where there is none any more. Raises DamageError."""
+    """The ref at `path`; None where it no longer exists. Raises DamageError."""
     if path.parent == layout.agent_refs:
         agent = refs.read_agent(layout, path.name)
         if agent is None:
@@ -58,14 +60,14 @@ def read_root(layout: StoreLayout, path: Path) -> Root | None:
         ids = (made.agent_id, made.domain, made.manifest)
         root = Root(path, made.agent, *ids, made.name, None, made.created, made.note)
     if path not in (layout.agent_ref(root.agent), layout.snapshot_ref(root.agent, root.snapshot or "")):
-        raise DamageError(f"{path} is altered: it holds another name", "run `amem verify` to see what it hurts")
+        raise DamageError(f"{path} is altered: it holds another name", "`amem verify` lists the affected agents")
     return root
 
 
 def find_orphans(layout: StoreLayout, roots: Iterable[Root]) -> set[Root]:
-    """Snapshots whose agent has gone, as the journal says: left by a removal or an import that was cut off.
+    """Snapshots whose agent was removed according to the journal: a removal or an import was cut off.
 
-    One whose agent is merely not there is damaged, or lacks it: it is none of them.
+    A snapshot whose agent is missing for another reason is damage, not an orphan.
     """
     roots = list(roots)
     agents = {root.agent_id for root in roots if root.snapshot is None}
@@ -78,14 +80,23 @@ def find_orphans(layout: StoreLayout, roots: Iterable[Root]) -> set[Root]:
 
 
 def has_agent(layout: StoreLayout, root: Root) -> bool:
-    """Whether the agent of a ref is there, now. Raises DamageError."""
+    """Whether the agent of a ref exists now. Raises DamageError."""
     agent = refs.read_agent(layout, root.agent)
     return agent is not None and agent.id == root.agent_id
 
 
-def _readable_roots(layout: StoreLayout) -> Iterator[Root]:
+def readable_roots(layout: StoreLayout) -> Iterator[Root]:
+    """All refs; those that cannot be read are skipped."""
     for path in ref_paths(layout):
         with suppress(AmemError):
             root = read_root(layout, path)
             if root:
                 yield root
+
+
+def agent_roots(reader: Reader, agent: AgentRef) -> list[Root]:
+    """The roots of one agent: its head, then its snapshots. Raises DamageError."""
+    layout = reader.layout
+    paths = [layout.agent_ref(agent.name), *_children(layout.snapshot_folder(agent.name))]
+    roots = [root for path in paths if (root := read_root(layout, path))]
+    return [root for root in roots if root.agent_id == agent.id]

@@ -1,23 +1,24 @@
 """From a REF to a state: heads, snapshots, earlier states of an agent, and states by digest.
 
-An agent's history is the chain of `previous` from its head, as far as gc has kept it. A state that is
-not complete does not stand in it: the one after it took over its `previous`.
+An agent's history is the chain of `previous` from its head, as far as gc has kept it. An incomplete state is not part
+of it: the state after it takes over its `previous`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvstore.commit import refs
-from kvstore.errors import DamageError, NotFoundError, UsageError
+from kvstore.errors import NotFoundError, UsageError
 from kvstore.format.manifest import Manifest
 from kvstore.format.records import AgentRef
+from kvstore.graph.roots import agent_roots
+from kvstore.graph.walk import StateWalk, own_history, pass_over_damage
 from kvstore.naming import Ref
 from kvstore.reader import Reader
 
 
 @dataclass(frozen=True)
 class State:
-    """What a REF stands for: a manifest and its digest, with the agent's ref as it was then."""
+    """The state that a REF names: a manifest and its digest, with the agent's ref at that time."""
 
     ref: Ref
     agent: AgentRef
@@ -26,36 +27,32 @@ class State:
 
 
 def lineage(reader: Reader, agent: AgentRef) -> Iterator[tuple[str, Manifest]]:
-    """An agent's states from its head back, as (digest, manifest), as far as they are kept."""
-    digest: str | None = agent.manifest
-    while digest is not None:
-        manifest = reader.manifest(agent.domain, digest)
+    """An agent's states from its head back, as (digest, manifest), as far as they are kept. Raises DamageError."""
+    return history_from(reader, agent.domain, agent.manifest)
+
+
+def history_from(reader: Reader, domain_id: str, head: str) -> Iterator[tuple[str, Manifest]]:
+    """The states from the one of digest `head` back, as far as they are kept. Raises DamageError."""
+    for digest, manifest in StateWalk(reader, domain_id, _previous).visit([head]):
+        assert manifest is not None  # the walk raises for a state that cannot be read
         yield digest, manifest
-        digest = manifest.previous
-        if digest is not None and not reader.has_manifest(agent.domain, digest):
-            return
 
 
-def reachable(reader: Reader, agent: AgentRef) -> set[str]:
-    """The digests of all kept states that an agent's head and snapshots lead to, by `previous` and `resumes`.
+def _previous(manifest: Manifest, depth: int) -> Iterator[tuple[str, int]]:
+    """Follow an agent's own history, without the states that it resumes."""
+    if manifest.previous:
+        yield manifest.previous, depth
 
-    A fork leads to the state that it came from, not into the other agent's history.
+
+def reachable_states(reader: Reader, agent: AgentRef) -> set[str]:
+    """The digests of all kept states reachable from an agent's head and snapshots, unreadable ones included.
+
+    A fork reaches the state that it came from, not the other agent's history.
     """
-    found: set[str] = set()
-    snapshots = refs.read_snapshots(reader.layout, agent.name)
-    todo: list[str | None] = [agent.manifest, *(s.manifest for s in snapshots if s.agent_id == agent.id)]
-    while todo:
-        digest = todo.pop()
-        if digest is None or digest in found or not reader.has_manifest(agent.domain, digest):
-            continue
-        found.add(digest)
-        try:
-            manifest = reader.manifest(agent.domain, digest)
-        except DamageError:  # other states must stay within reach
-            continue
-        if manifest.agent == agent.id:
-            todo += (manifest.previous, manifest.resumes)
-    return found
+    roots = [root.manifest for root in agent_roots(reader, agent)]
+    read = pass_over_damage(reader, agent.domain)
+    walk = StateWalk(reader, agent.domain, own_history(agent.id), read)
+    return {visit.digest for visit in walk.visit(roots) if reader.has_manifest(agent.domain, visit.digest)}
 
 
 def resolve(reader: Reader, ref: Ref) -> State:
@@ -74,9 +71,12 @@ def resolve(reader: Reader, ref: Ref) -> State:
 
 
 def _by_prefix(reader: Reader, agent: AgentRef, prefix: str) -> str:
-    matches = [digest for digest in reachable(reader, agent) if digest.startswith(prefix)]
+    matches = [digest for digest in reachable_states(reader, agent) if digest.startswith(prefix)]
     if len(matches) > 1:
-        raise UsageError(f"sha256:{prefix} stands for {len(matches)} states of agent {agent.name}", "give more digits")
+        raise UsageError(
+            f"sha256:{prefix} is ambiguous: {len(matches)} states of agent {agent.name} begin with it",
+            "give more digits",
+        )
     if not matches:
         raise NotFoundError(f"agent {agent.name} has no state sha256:{prefix}", f"run `amem log {agent.name}`")
     return matches[0]
@@ -88,6 +88,6 @@ def _back(reader: Reader, agent: AgentRef, back: int) -> str:
         if count == back:
             return digest
     raise NotFoundError(
-        f"agent {agent.name} has {count} earlier states, so there is no {agent.name}~{back}",
+        f"agent {agent.name} has {count} earlier states: {agent.name}~{back} does not exist",
         f"run `amem log {agent.name}`",
     )

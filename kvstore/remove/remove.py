@@ -1,11 +1,11 @@
-"""Removing agents, snapshots and domains: the refs, and with `erase` the bytes at once.
+"""Remove agents, snapshots and domains: the refs, and with `erase` the bytes at once.
 
-An erasure takes everything in the domain that the refs which are left do not lead to: blocks that forks still need
-stay, and are told with who holds them; states that nobody led to any more, as those of a prefill that was cut short,
-go too. It runs under the exclusive store lock, so that no fork, snapshot or commit can start from what is going. The
-journal comes first, then the refs, then the files, a manifest before what it names: a crash leaves at most files that
-no ref leads to, which gc or the same erasure of the domain removes. When no agent is left in the domain its salt goes
-too, and with it the last way to test a digest against a guessed text.
+An erasure deletes every object of the domain that the remaining refs do not reach. Blocks that forks still need stay,
+and the result names who holds them; unreachable states, as of a prefill that was cut short, are deleted too. It runs
+under the exclusive store lock, so that no fork, snapshot or commit can start from what is being deleted. The journal
+is written first, then the refs are removed, then the files, a manifest before what it names: a crash leaves at most
+unreachable files, which gc or the same erasure of the domain deletes. With the last agent of a domain its salt is
+deleted too, and with it the last way to test a digest against a guessed text.
 """
 
 import re
@@ -18,27 +18,27 @@ from typing import Literal
 from kvstore.commit import refs
 from kvstore.commit.index import Index
 from kvstore.commit.journal import Change, Entry
-from kvstore.commit.staging import exclusive_store_lock, live_pins, sweep
+from kvstore.commit.staging import RUNNING, exclusive_store_lock, live_pins, sweep
 from kvstore.disk import files
 from kvstore.disk.clock import timestamp
 from kvstore.errors import AmemError, BusyError, ConflictError, DamageError, UsageError
+from kvstore.format.kinds import AGENT, BLOCK, DOMAIN, SNAPSHOT, StoredObject, kind_named
 from kvstore.format.records import AgentRef, Domain, SnapshotRef
-from kvstore.graph.objects import StoredObject, size_of, stored_objects
-from kvstore.graph.walk import Reach
+from kvstore.graph.objects import size_of, stored_objects
+from kvstore.graph.roots import agent_roots
+from kvstore.graph.walk import Holders, own_history
 from kvstore.naming import Ref
 from kvstore.remove.certificate import Certificate
 from kvstore.store import Store
 
 Action = Literal["removed", "erased", "left", "kept", "failed"]
-RUNNING = "a command that is running"
-_FILE_KINDS = ("manifest", "page", "tail", "block")
 
 
 @dataclass(frozen=True)
 class Removed:
-    """What became of one ref or file. `left`: gc will take it; `kept`: `held_by` needs it."""
+    """What happened to one ref or file. `left`: the next gc deletes it; `kept`: `held_by` needs it."""
 
-    kind: str  # agent, snapshot, domain, index, manifest, page, block, tail
+    kind: str  # agent, snapshot, domain, index, or the name of an object kind
     name: str  # a user's name of a ref, the SHA-256 of a file, the id of a domain
     action: Action
     reason: str | None = None
@@ -50,14 +50,14 @@ class Removed:
 class Removal:
     """One removal, done or (`dry_run`) planned. `certificate` is that of an erasure that was done."""
 
-    what: str  # what was to be removed, as the user named it
+    what: str  # the target, as the user named it
     objects: tuple[Removed, ...]
     certificate: Certificate | None
     dry_run: bool
 
     @property
     def complete(self) -> bool:
-        """Whether nothing stayed that was to go."""
+        """Whether everything that was to go is gone."""
         return not any(found.action in ("kept", "failed") for found in self.objects)
 
     def bytes_of(self, action: Action) -> int:
@@ -66,7 +66,7 @@ class Removal:
 
 @dataclass(frozen=True)
 class _Target:
-    """The refs that are to go, all of one domain; `whole` is that domain where it is to go itself."""
+    """The refs to remove, all of one domain; `whole` is that domain where it is removed itself."""
 
     what: str
     domain: str
@@ -76,13 +76,13 @@ class _Target:
 
     @property
     def names(self) -> list[str]:
-        """The agents to hold, in the one order in which everybody takes several."""
+        """The agents to hold, in the one order in which several are locked."""
         return sorted({agent.name for agent in self.agents} | {snapshot.agent for snapshot in self.snapshots})
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What becomes of every ref and file, and whether the domain ends."""
+    """The fate of every ref and file, and whether the domain ends."""
 
     objects: tuple[Removed, ...]
     ends_domain: bool
@@ -91,8 +91,8 @@ class _Plan:
 def remove(store: Store, ref: Ref, wait: float, *, erase: bool = False, dry_run: bool = False) -> Removal:
     """Remove an agent with its snapshots and history, or one snapshot; with `erase` their bytes too.
 
-    Raises NotFoundError, UsageError for an earlier state, BusyError after `wait` seconds, and DamageError where it
-    cannot be told what others need: nothing is removed then.
+    Raises NotFoundError, UsageError for an earlier state, BusyError after `wait` seconds, and DamageError where it is
+    unknown what others need: nothing is removed then.
     """
     return _remove(store, ref, wait, erase, dry_run)
 
@@ -138,7 +138,7 @@ def _find(store: Store, what: Ref | str) -> _Target:
 
 
 def _domain(store: Store, name: str) -> Domain:
-    """By its name, else by its id: a domain that was made for one agent has no name."""
+    """The domain of that id or name: a domain made for one agent has no name."""
     for domain in store.domains():
         if name == domain.id:
             return domain
@@ -148,16 +148,16 @@ def _domain(store: Store, name: str) -> Domain:
 
 
 def _plan(store: Store, target: _Target, erase: bool) -> _Plan:
-    """What becomes of everything. Raises DamageError where it cannot be told what others need, if that matters."""
+    """Plan the fate of every ref and file. Raises DamageError where an erasure cannot know what others need."""
     stay = [a for a in store.agents() if a.domain == target.domain and a not in target.agents]
     pins = live_pins(store.layout)
     ends_domain = not stay and target.domain not in pins and not target.snapshots
     if target.whole and target.domain in pins:
         raise BusyError(f"{target.what} is in use by {RUNNING}", "wait until it is done")
-    gone = [Removed("agent", agent.name, "removed") for agent in target.agents]
-    gone += [Removed("snapshot", str(Ref(s.agent, s.name)), "removed") for s in _snapshots(store, target)]
+    gone = [Removed(AGENT.name, agent.name, "removed") for agent in target.agents]
+    gone += [Removed(SNAPSHOT.name, str(Ref(s.agent, s.name)), "removed") for s in _snapshots(store, target)]
     if ends_domain and (erase or target.whole):
-        gone.append(Removed("domain", target.domain, "erased" if erase else "removed"))
+        gone.append(Removed(DOMAIN.name, target.domain, "erased" if erase else "removed"))
     held = _held_by_others(store, target, stay, lenient=not erase)
     files_ = _files(store, target, held, pins, erase)
     return _Plan((*gone, *files_), ends_domain and (erase or target.whole is not None))
@@ -167,41 +167,44 @@ def _snapshots(store: Store, target: _Target) -> list[SnapshotRef]:
     return [*target.snapshots, *(s for agent in target.agents for s in store.snapshots(agent.name))]
 
 
-def _held_by_others(store: Store, target: _Target, stay: Sequence[AgentRef], *, lenient: bool) -> Reach:
-    reach = Reach(store, target.domain)
+def _held_by_others(store: Store, target: _Target, stay: Sequence[AgentRef], *, lenient: bool) -> Holders:
+    holders = Holders(store, target.domain)
+    removed = {store.layout.snapshot_ref(s.agent, s.name) for s in target.snapshots}
     for agent in stay:
-        snapshots = [s.manifest for s in store.snapshots(agent.name) if s not in target.snapshots]
+        roots = [root.manifest for root in agent_roots(store, agent) if root.path not in removed]
         try:
-            reach.mark(agent.name, agent.id, [agent.manifest, *snapshots], lenient=lenient)
+            holders.add(agent.name, own_history(agent.id), roots, lenient=lenient)
         except DamageError as damage:
             hint = f"nothing was removed; repair agent {agent.name} first, or erase it"
-            raise DamageError(f"what agent {agent.name} needs cannot be told: {damage.message}", hint) from damage
-    return reach
+            raise DamageError(
+                f"the files that agent {agent.name} needs are unknown: {damage.message}", hint
+            ) from damage
+    return holders
 
 
-def _files(store: Store, target: _Target, held: Reach, pins: set[str], erase: bool) -> Iterator[Removed]:
-    """What becomes of the files that the target leads to, and in an erasure of those that nobody leads to."""
-    own = Reach(store, target.domain)
+def _files(store: Store, target: _Target, held: Holders, pins: set[str], erase: bool) -> Iterator[Removed]:
+    """Plan the fate of every file reachable from the target, and in an erasure of unreachable files."""
+    own = Holders(store, target.domain)
     for agent in target.agents:
-        roots = [agent.manifest, *(s.manifest for s in store.snapshots(agent.name))]
-        own.mark(agent.name, agent.id, roots, lenient=True)
+        roots = [root.manifest for root in agent_roots(store, agent)]
+        own.add(agent.name, own_history(agent.id), roots, lenient=True)
     for snapshot in target.snapshots:
-        own.mark(snapshot.agent, snapshot.agent_id, [snapshot.manifest], lenient=True)
+        own.add(snapshot.agent, own_history(snapshot.agent_id), [snapshot.manifest], lenient=True)
     for found in stored_objects(store.layout, target.domain):
-        kind, name, size = found.kind.removesuffix("s"), found.sha256, size_of(store.layout, target.domain, found)
-        if found in held.holders:
-            if found in own.holders:
-                yield Removed(kind, name, "kept", "others need it", tuple(sorted(held.holders[found])), size)
+        kind, name, size = found.kind.name, found.sha256, size_of(store.layout, target.domain, found)
+        if found in held.of:
+            if found in own.of:
+                yield Removed(kind, name, "kept", "others need it", tuple(sorted(held.of[found])), size)
         elif erase and name in pins:
             yield Removed(kind, name, "kept", "it is in use", (RUNNING,), size)
         elif erase:
             yield Removed(kind, name, "erased", bytes=size)
-        elif found in own.holders:
-            yield Removed(kind, name, "left", "the next gc takes it", bytes=size)
+        elif found in own.of:
+            yield Removed(kind, name, "left", "the next gc deletes it", bytes=size)
 
 
 def _move(store: Store, target: _Target, plan: _Plan, erase: bool) -> Entry:
-    """End the refs, each after its line in the journal. Returns the last line."""
+    """Remove the refs, each after its line in the journal. Returns the last line."""
     layout, domain = store.layout, target.domain
     with refs.moving(layout, store.actor) as journal:
         for agent in target.agents:
@@ -222,23 +225,26 @@ def _move(store: Store, target: _Target, plan: _Plan, erase: bool) -> Entry:
 
 
 def _unlink(store: Store, domain: str, plan: _Plan) -> Iterator[Removed]:
-    """Unlink what is to be erased, going on after a failure; then its index rows, and an empty domain's folder."""
+    """Delete what is to be erased, continuing after a failure; then its index rows, and an empty domain's folder."""
     layout = store.layout
     folders: set[Path] = set()
     for planned in plan.objects:
-        if planned.action != "erased" or planned.kind == "domain":
+        kind = kind_named(planned.kind)
+        if planned.action != "erased" or kind is None:
             yield planned
             continue
-        path = StoredObject(f"{planned.kind}s", planned.name).path(layout, domain)
+        path = layout.object(domain, kind, planned.name)
         with _failing(planned) as failures:
             files.unlink(path)
             folders.add(path.parent)
         yield from failures or [planned]
-    blocks = None if plan.ends_domain else [o.name for o in plan.objects if (o.kind, o.action) == ("block", "erased")]
+    blocks = (
+        None if plan.ends_domain else [o.name for o in plan.objects if (o.kind, o.action) == (BLOCK.name, "erased")]
+    )
     with _failing(Removed("index", "index.sqlite", "failed")) as failures:
         Index(layout).forget(domain, blocks)
     yield from failures
-    with _failing(Removed("domain", domain, "failed")) as failures:
+    with _failing(Removed(DOMAIN.name, domain, "failed")) as failures:
         if plan.ends_domain:
             _remove_folder(layout.domain(domain))
             files.sync_dir(layout.domains)
@@ -269,8 +275,8 @@ def _remove_folder(path: Path) -> None:
 def _certificate(store: Store, target: _Target, plan: _Plan, objects: Sequence[Removed], last: Entry) -> Certificate:
     by_action: dict[Action, list[str]] = {"erased": [], "kept": [], "failed": []}
     for found in objects:
-        if found.kind in _FILE_KINDS:
-            by_action[found.action].append(f"{found.kind} sha256:{found.name}")
+        if kind := kind_named(found.kind):
+            by_action[found.action].append(str(StoredObject(kind, found.name)))
     return Certificate(
         store=store.id,
         domain=target.domain,

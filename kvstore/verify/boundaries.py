@@ -1,4 +1,4 @@
-"""Isolation: nothing of one domain stands where another would read it, and nobody else can read the store."""
+"""Isolation: nothing of one domain is where another would read it, and no other user can read the store."""
 
 import os
 import stat
@@ -9,13 +9,13 @@ from pathlib import Path
 from kvstore.commit.index import Index
 from kvstore.disk import files
 from kvstore.disk.canonical_json import load
+from kvstore.disk.hashing import sha256_of
 from kvstore.errors import AmemError
 from kvstore.format.block import read_metadata
+from kvstore.format.kinds import BLOCK, OBJECT_KINDS, ObjectKind, StoredObject
 from kvstore.format.layout import StoreLayout
 from kvstore.format.records import Domain
-from kvstore.graph.objects import StoredObject
 from kvstore.verify.findings import Findings
-from kvstore.verify.hashing import sha256_of
 
 
 def check_salts(domains: Iterable[Domain], findings: Findings) -> None:
@@ -30,27 +30,28 @@ def check_salts(domains: Iterable[Domain], findings: Findings) -> None:
 def check_origin(
     layout: StoreLayout, domain: Domain, others: Container[str], objects: Iterable[StoredObject], findings: Findings
 ) -> None:
-    """Every file of a domain says itself that it belongs there. `others`: ids and salts of all domains.
+    """Every file of a domain names its domain. `others`: ids and salts of all domains.
 
-    One that says something else, and is neither intact nor another domain's, is damage, which is told elsewhere.
+    A file that names another one, and is neither intact nor another domain's, is damage, which the states' check
+    reports.
     """
     for found in objects:
-        path = found.path(layout, domain.id)
+        path = layout.object(domain.id, *found)
         with suppress(AmemError, FileNotFoundError):
-            strange = _says(path, found.kind) - {domain.id, domain.salt}
+            strange = _owners(path, found.kind) - {domain.id, domain.salt}
             if strange and (any(value in others for value in strange) or sha256_of(path) == found.sha256):
-                text = f"{found} stands in domain {domain.id}, and belongs to another"
+                text = f"{found} is in domain {domain.id} and belongs to another"
                 findings.add_object(domain.id, found, "breach", "boundary", text)
 
 
-def _says(path: Path, kind: str) -> set[str]:
-    """What a file says of its domain: the id, the salt, or both."""
-    values = read_metadata(path) if kind in ("blocks", "tails") else load(files.read(path)) or {}
+def _owners(path: Path, kind: ObjectKind) -> set[str]:
+    """The domain's id, its salt, or both, as the file itself has them."""
+    values = (load(files.read(path)) or {}) if kind.is_document else read_metadata(path)
     return {str(values[name]) for name in ("domain", "salt") if name in values}
 
 
 class Once:
-    """No digest stands under two domains: equal content has another salt, hence another digest."""
+    """No digest occurs in two domains: equal content has another salt, hence another digest."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -60,16 +61,16 @@ class Once:
         for found in objects:
             home = self._home.setdefault(found, domain_id)
             if home != domain_id:
-                text = f"{found} stands in domain {domain_id} and in domain {home}"
+                text = f"{found} is in domain {domain_id} and in domain {home}"
                 self._findings.add_object(domain_id, found, "breach", "boundary", text)
 
     def home(self, sha256: str) -> str | None:
-        """The domain that a block stands in."""
-        return self._home.get(StoredObject("blocks", sha256))
+        """The domain that a block is in."""
+        return self._home.get(StoredObject(BLOCK, sha256))
 
 
 def check_index(layout: StoreLayout, domain_ids: Iterable[str], once: Once, findings: Findings) -> bool:
-    """No row of the index leads to another domain's block; rows of blocks that are gone lead nowhere.
+    """No row of the index names another domain's block; rows of deleted blocks are harmless.
 
     Returns whether the index could be read.
     """
@@ -79,8 +80,8 @@ def check_index(layout: StoreLayout, domain_ids: Iterable[str], once: Once, find
             return False
         for sha256 in listed:
             home = once.home(sha256)
-            if home not in (None, domain_id) and not layout.block(domain_id, sha256).exists():
-                text = f"a row of domain {domain_id} leads to block sha256:{sha256} of domain {home}"
+            if home not in (None, domain_id) and not layout.object(domain_id, BLOCK, sha256).exists():
+                text = f"a row of domain {domain_id} names block sha256:{sha256} of domain {home}"
                 findings.add("breach", "index", f"sha256:{sha256}", text)
     return True
 
@@ -111,7 +112,9 @@ def check_access(layout: StoreLayout, findings: Findings) -> None:
             text = f"{what} has mode {mode:04o} instead of {wanted[0]:04o}"
             findings.add("breach" if mode & 0o077 else "damage", "mode", what, text)
         if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-            findings.add("breach", "link", what, f"{what} has a second hard link: somebody may hold or change it")
+            findings.add(
+                "breach", "link", what, f"{what} has a second hard link, through which it can be read or changed"
+            )
         if status.st_uid != owner:
             findings.add("breach", "owner", what, f"{what} belongs to user {status.st_uid}, the store to user {owner}")
 
@@ -124,12 +127,13 @@ def _modes(layout: StoreLayout, path: Path, status: os.stat_result) -> tuple[int
         return ()
     if path.is_relative_to(layout.staging):
         return (0o600, 0o400)
-    is_block = path.suffix == ".safetensors" and path.parent.parent.name == "blocks"
-    return (0o400,) if is_block else (0o600,)
+    kind = next((kind for kind in OBJECT_KINDS if kind.folder == path.parent.parent.name), None)
+    is_object = kind is not None and kind.digest_of(path.name) is not None
+    return (kind.mode if kind and is_object else 0o600,)
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Everything below a folder; follows no link, and passes over what goes meanwhile."""
+    """Everything below a folder. Follows no link, and skips what is deleted meanwhile."""
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
             try:

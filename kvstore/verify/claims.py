@@ -1,12 +1,9 @@
 """What a verification proves, and what it does not: plain sentences for whoever relies on it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from kvstore.verify.checks import Checks
 from kvstore.verify.findings import ISOLATION, Finding
-
-if TYPE_CHECKING:
-    from kvstore.verify.check import Checks
 
 _ACCIDENTS = "That no file was forged: xxh3 finds accidents only; --deep reads every file's SHA-256."
 _ALWAYS_OPEN = (
@@ -15,7 +12,7 @@ _ALWAYS_OPEN = (
 )
 
 
-def claims(checks: "Checks", findings: Sequence[Finding], index_read: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def claims(checks: Checks, findings: Sequence[Finding], index_read: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What is proven, and what is not; a claim that a finding speaks against is not proven."""
     kinds = {finding.kind for finding in findings}
     proven: list[str] = []
@@ -28,7 +25,7 @@ def claims(checks: "Checks", findings: Sequence[Finding], index_read: bool) -> t
     return tuple(proven), (*open_, *_not_looked_at(checks, index_read), *_ALWAYS_OPEN)
 
 
-def _of_states(checks: "Checks") -> list[str]:
+def _of_states(checks: Checks) -> list[str]:
     if checks.depth is None:
         return []
     whose = "the agents named" if checks.agents else "every agent, snapshot and kept earlier state"
@@ -46,7 +43,7 @@ def _of_states(checks: "Checks") -> list[str]:
     return found
 
 
-def _of_isolation(checks: "Checks") -> list[str]:
+def _of_isolation(checks: Checks) -> list[str]:
     found = ["Every file says itself that it belongs to the domain it stands in, and has that domain's salt."]
     if not checks.agents:
         found.append("No two domains share a salt or a digest; no staged file and no row of the index leads across.")
@@ -56,14 +53,14 @@ def _of_isolation(checks: "Checks") -> list[str]:
     return found
 
 
-def _of_journal(checks: "Checks") -> list[str]:
+def _of_journal(checks: Checks) -> list[str]:
     found = ["Each line of the journal holds the SHA-256 of the one before; all heads and snapshots are as it says."]
     if checks.journal_head:
         found.append("The line that was named is in it: nothing up to there was cut off or changed.")
     return found
 
 
-def _not_looked_at(checks: "Checks", index_read: bool) -> list[str]:
+def _not_looked_at(checks: Checks, index_read: bool) -> list[str]:
     missing = []
     if checks.depth is None:
         missing.append("That the agents' files are there and whole: states were not checked.")

@@ -1,4 +1,4 @@
-"""What a verification finds, and whom it hurts."""
+"""What a verification finds, and which agents are affected."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvstore.errors import AmemError, IsolationError
+from kvstore.format.kinds import StoredObject
 from kvstore.format.layout import StoreLayout
-from kvstore.graph.objects import StoredObject
-from kvstore.graph.walk import whose
+from kvstore.graph.walk import affected_agents
 from kvstore.reader import Reader
 
 Severity = Literal["damage", "breach"]
@@ -20,7 +20,7 @@ ISOLATION: frozenset[Kind] = frozenset({"boundary", "mode", "link", "owner", "in
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault. `agents` are the names of those that it hurts; `object` is a digest, a REF, an id, or a path."""
+    """One fault. `agents` are the names of the affected ones; `object` is a digest, a REF, an id, or a path."""
 
     severity: Severity  # breach: something of one domain, or of this user, is within another's reach
     kind: Kind
@@ -30,7 +30,7 @@ class Finding:
 
 
 class Findings:
-    """Faults as they come. Those of objects are told once each, and wait for their agents until `all`."""
+    """Faults as they come. Those of objects are reported once each; their agents are found in `all`."""
 
     def __init__(self) -> None:
         self._found: list[Finding] = []
@@ -46,20 +46,20 @@ class Findings:
 
     def add_error(self, layout: StoreLayout, domain_id: str, found: StoredObject, error: AmemError) -> None:
         """What reading an object raised."""
-        is_there = found.path(layout, domain_id).is_file()
+        exists = layout.object(domain_id, *found).is_file()
         severity: Severity = "breach" if isinstance(error, IsolationError) else "damage"
-        kind: Kind = "boundary" if severity == "breach" else "altered" if is_there else "missing"
+        kind: Kind = "boundary" if severity == "breach" else "altered" if exists else "missing"
         self.add_object(domain_id, found, severity, kind, error.message)
 
     def all(self, reader: Reader) -> list[Finding]:
-        """All faults, breaches first. What went missing because gc took it meanwhile is none."""
+        """All faults, breaches first. A file that gc deleted meanwhile is none."""
         wanted: dict[str, set[StoredObject]] = defaultdict(set)
         for domain_id, found in self._objects:
             wanted[domain_id].add(found)
-        agents = whose(reader, wanted)
-        told = list(self._found)
+        agents = affected_agents(reader, wanted)
+        found_all = list(self._found)
         for (domain_id, found), (severity, kind, message) in self._objects.items():
             names = agents.get((domain_id, found))
             if names or kind != "missing":
-                told.append(Finding(severity, kind, f"sha256:{found.sha256}", tuple(sorted(names or ())), message))
-        return sorted(told, key=lambda finding: (finding.severity, finding.kind, finding.object, finding.message))
+                found_all.append(Finding(severity, kind, f"sha256:{found.sha256}", tuple(sorted(names or ())), message))
+        return sorted(found_all, key=lambda finding: (finding.severity, finding.kind, finding.object, finding.message))

@@ -74,7 +74,7 @@ def test_max_bytes_evicts(amem: Amem, store: Store) -> None:
     assert (done.returncode, result["ok"]) == (3, False)  # the snapshot's blocks stay
     assert result["evicted"] == ["b"]
     assert result["over_limit_bytes"] == result["kept_bytes"] - 10_000
-    [evicted] = [line for line in objects if line["action"] == "evict"]
+    [evicted] = [line for line in objects if line["action"] == "evicted"]
     assert (evicted["kind"], evicted["name"], evicted["agents"]) == ("agent", "b", ["b"])
 
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_deleted_is_exit_3(amem: Amem, store: Store, tmp_path: Pa
     done = amem("--json", "gc", "--keep-history", "0", env=environment)
     *objects, result = lines(done)
     assert (done.returncode, result["ok"]) == (3, False)
-    failed = [line for line in objects if line["action"] == "fail"]
+    failed = [line for line in objects if line["action"] == "failed"]
     assert {line["kind"] for line in failed} == {"block"}
     assert result["failed"] == len(failed) > 0
     assert "is still there" in done.stderr

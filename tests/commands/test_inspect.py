@@ -7,6 +7,7 @@ import pytest
 
 from kvstore import lifecycle
 from kvstore.disk import files
+from kvstore.format.kinds import BLOCK, MANIFEST, PAGE
 from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.commands.conftest import Amem, lines, put_state
@@ -28,7 +29,7 @@ def test_a_state_has_its_own_bytes(amem: Amem, store: Store) -> None:
     assert early["bytes"] < late["bytes"]
     assert early["bytes"] == early["own_bytes"] + early["shared_bytes"]
     # b has the one block and the page of a~1, and a manifest of its own
-    manifest = store.layout.manifest(store.agent("a").domain, store.resolve(Ref("a", back=1)).digest)
+    manifest = store.layout.object(store.agent("a").domain, MANIFEST, store.resolve(Ref("a", back=1)).digest)
     assert early["own_bytes"] == manifest.stat().st_size
     assert late["own_bytes"] > 0 and late["shared_bytes"] > 0
 
@@ -54,7 +55,7 @@ def test_a_block_and_who_needs_it(amem: Amem, store: Store) -> None:
     lifecycle.snapshot(store, Ref("a", back=1), "s", None)
     put_state(store, "b", range(300))
     [result] = lines(amem("inspect", f"sha256:{sha256[:12]}", "--json"))
-    path = store.layout.block(store.agent("a").domain, sha256)
+    path = store.layout.object(store.agent("a").domain, BLOCK, sha256)
     assert (result["kind"], result["digest"], result["bytes"]) == ("block", f"sha256:{sha256}", path.stat().st_size)
     assert (result["group"], result["position"], result["held_by"]) == ("full-0", 0, ["a", "a@s"])
     text = amem("inspect", f"sha256:{sha256[:12]}").stdout
@@ -76,7 +77,7 @@ def test_pages_and_the_states_of_agents_that_are_gone(amem: Amem, store: Store) 
 
 def test_an_ambiguous_digest_is_a_usage_error(amem: Amem, store: Store) -> None:
     sha256 = block_of(store, "a")
-    path = store.layout.block(store.agent("a").domain, sha256)
+    path = store.layout.object(store.agent("a").domain, BLOCK, sha256)
     files.write_new(path.with_name(f"{sha256[:20]}{'0' * 44}.safetensors"), [b""])
     done = amem("inspect", f"sha256:{sha256[:20]}")
     assert done.returncode == 2
@@ -85,7 +86,7 @@ def test_an_ambiguous_digest_is_a_usage_error(amem: Amem, store: Store) -> None:
 
 
 def test_a_damaged_block_is_shown_by_its_name_alone(amem: Amem, store: Store) -> None:
-    path = store.layout.block(store.agent("a").domain, block_of(store, "a"))
+    path = store.layout.object(store.agent("a").domain, BLOCK, block_of(store, "a"))
     path.chmod(0o600)
     path.write_bytes(b"short")
     assert amem("inspect", f"sha256:{path.stem}").returncode == 8
@@ -95,7 +96,7 @@ def test_a_damaged_block_is_shown_by_its_name_alone(amem: Amem, store: Store) ->
 def test_one_agent_does_not_need_the_pages_of_others(amem: Amem, store: Store) -> None:
     put_state(store, "b", range(300))
     [page] = store.resolve(Ref("b")).manifest.pages
-    files.unlink(store.layout.page(store.agent("b").domain, page.sha256))
+    files.unlink(store.layout.object(store.agent("b").domain, PAGE, page.sha256))
     assert amem("inspect", "a").returncode == 0
     assert amem("inspect", "b").returncode == 8
     assert amem("inspect").returncode == 8

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.format.kinds import MANIFEST
 from kvstore.lifecycle import fork, snapshot
 from kvstore.naming import Ref
 from kvstore.remove.certificate import check_erased, read_certificates
@@ -84,7 +85,7 @@ def test_rm_of_a_domain(amem: Amem, store: Store) -> None:
 
 def test_a_damaged_neighbour_stops_an_erasure(amem: Amem, store: Store) -> None:
     other = fork(store, Ref("a"), "b")
-    store.layout.manifest(other.agent.domain, other.digest).write_bytes(b"")
+    store.layout.object(other.agent.domain, MANIFEST, other.digest).write_bytes(b"")
     put_state(store, "c", range(300))
     assert amem("rm", "a", "--erase").returncode == 8
     assert amem("rm", "a", "c", "--erase").returncode == 8  # before done in part

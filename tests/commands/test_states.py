@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.format.kinds import BLOCK, MANIFEST, PAGE
 from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, GROUP, Amem, lines, put_state
@@ -109,9 +110,9 @@ def test_inspect_lists_agents_as_it_says(amem: Amem, store: Store) -> None:
 def test_bytes_are_those_on_disk(amem: Amem, store: Store) -> None:
     [agent, _] = lines(amem("inspect", "--json"))
     state = store.resolve(Ref("a"))
-    paths = [store.layout.block(state.manifest.domain, row.sha256) for row in store.blocks(state.manifest)]
-    paths += [store.layout.page(state.manifest.domain, row.sha256) for row in state.manifest.pages]
-    paths.append(store.layout.manifest(state.manifest.domain, state.digest))
+    paths = [store.layout.object(state.manifest.domain, BLOCK, row.sha256) for row in store.blocks(state.manifest)]
+    paths += [store.layout.object(state.manifest.domain, PAGE, row.sha256) for row in state.manifest.pages]
+    paths.append(store.layout.object(state.manifest.domain, MANIFEST, state.digest))
     assert agent["bytes"] == sum(path.stat().st_size for path in paths)
 
 
@@ -167,7 +168,7 @@ def test_inspect_survives_a_damaged_journal(amem: Amem, store: Store) -> None:
 
 
 def test_a_damaged_manifest_is_exit_8(amem: Amem, store: Store) -> None:
-    path = store.layout.manifest(store.agent("a").domain, head(store))
+    path = store.layout.object(store.agent("a").domain, MANIFEST, head(store))
     path.write_bytes(path.read_bytes().replace(b"700", b"701"))
     done = amem("--json", "inspect", "a")
     assert (done.returncode, lines(done)[-1]["code"]) == (8, "damage")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.format.kinds import BLOCK
 from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, Amem, lines
@@ -101,7 +102,7 @@ def test_what_makes_no_sense_is_refused(amem: Amem, arguments: tuple[str, ...]) 
 @pytest.mark.usefixtures("store")
 def test_an_export_that_fails_leaves_no_file(amem: Amem, store: Store, tmp_path: Path) -> None:
     state = store.resolve(Ref("a"))
-    store.layout.block(state.agent.domain, store.blocks(state.manifest)[-1].sha256).unlink()
+    store.layout.object(state.agent.domain, BLOCK, store.blocks(state.manifest)[-1].sha256).unlink()
     (tmp_path / "a.tar").write_bytes(b"before")
     assert amem("export", "a", "-o", "a.tar").returncode == 8
     assert (tmp_path / "a.tar").read_bytes() == b"before"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.format.kinds import BLOCK
 from kvstore.naming import parse_ref
 from kvstore.store import Store
 from tests.commands.conftest import Amem, lines
@@ -29,7 +30,7 @@ def store(store: Store) -> Store:
 
 def block(store: Store, agent: str) -> Path:
     state = store.resolve(parse_ref(agent))
-    return store.layout.block(state.agent.domain, store.blocks(state.manifest)[0].sha256)
+    return store.layout.object(state.agent.domain, BLOCK, store.blocks(state.manifest)[0].sha256)
 
 
 def flip(path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from kvstore.commit.index import Index
 from kvstore.naming import parse_ref
 from kvstore.store import Store
-from kvstore.verify.check import Checks, verify
+from kvstore.verify.checks import Checks
+from kvstore.verify.verify import verify
 from tests.support.damaging import DEEP, KINDS, damage, fill, found, only, path_of
 
 ISOLATION = Checks(None, journal=False)

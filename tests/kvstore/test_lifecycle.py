@@ -1,6 +1,7 @@
 import pytest
 
 from kvstore.errors import BusyError, ConflictError, NotFoundError, UsageError
+from kvstore.format.kinds import MANIFEST
 from kvstore.lifecycle import fork, restore, snapshot
 from kvstore.naming import Ref, parse_ref
 from kvstore.store import Store
@@ -27,10 +28,10 @@ def test_earlier_states(store: Store) -> None:
 def test_an_ambiguous_prefix_is_refused(store: Store) -> None:
     commit(store, "a", range(3))
     agent = store.agent("a")
-    path = store.layout.manifest(agent.domain, agent.manifest)
+    path = store.layout.object(agent.domain, MANIFEST, agent.manifest)
     fifth = "1" if agent.manifest[4] == "0" else "0"
     twin = agent.manifest[:4] + fifth * 60  # a state of the same prefix, which a snapshot names
-    store.layout.manifest(agent.domain, twin).write_bytes(path.read_bytes())
+    store.layout.object(agent.domain, MANIFEST, twin).write_bytes(path.read_bytes())
     snapshot(store, Ref("a"), "s")
     ref = store.layout.snapshot_ref("a", "s")
     ref.write_text(ref.read_text().replace(agent.manifest, twin))
@@ -41,7 +42,7 @@ def test_an_ambiguous_prefix_is_refused(store: Store) -> None:
 
 def test_history_ends_where_gc_has_cut_it(store: Store) -> None:
     digests = [commit(store, "a", range(300 + n)) for n in range(3)]
-    store.layout.manifest(store.agent("a").domain, digests[0]).unlink()
+    store.layout.object(store.agent("a").domain, MANIFEST, digests[0]).unlink()
     assert resolve(store, "a~1") == digests[1]
     with pytest.raises(NotFoundError, match="1 earlier states"):
         resolve(store, "a~2")

@@ -1,10 +1,8 @@
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvstore.commit.refs import encode
 from kvstore.errors import (
     AmemError,
     ConflictError,
@@ -14,6 +12,8 @@ from kvstore.errors import (
     NotFoundError,
     UsageError,
 )
+from kvstore.format.document import encode, replace
+from kvstore.format.kinds import BLOCK
 from kvstore.format.layers import block_parts
 from kvstore.format.layout import StoreLayout
 from kvstore.format.manifest import Manifest, Page
@@ -117,7 +117,7 @@ def test_a_store_keeps_its_id(store: Store) -> None:
 
 def test_not_found_tells_close_names(store: Store) -> None:
     commit(store, "alice", range(3))
-    with pytest.raises(NotFoundError, match="no agent alise") as caught:
+    with pytest.raises(NotFoundError, match="no such agent: alise") as caught:
         store.agent("alise")
     assert caught.value.hint == "did you mean alice?"
     with pytest.raises(NotFoundError) as caught:
@@ -141,7 +141,7 @@ def test_domains(store: Store) -> None:
     assert store.create_domain("team") == store.domain_named("team") == store.domain(team.id) == team
     assert store.create_domain() != store.create_domain()
     assert store.domains() == [team]  # an unnamed one stands on disk with its first agent
-    with pytest.raises(NotFoundError, match="no domain tema"):
+    with pytest.raises(NotFoundError, match="no such domain: tema"):
         store.domain_named("tema")
     with pytest.raises(NotFoundError):
         store.domain("0" * 32)
@@ -202,9 +202,9 @@ def test_another_domains_files_are_a_breach(store: Store) -> None:
     mine, foreign = head(store, "a"), head(store, "b")
     own, other = store.blocks(mine)[0], store.blocks(foreign)[0]
     parts = block_parts(FULL, CODEC, 0)
-    source = store.layout.block(foreign.domain, other.sha256)
+    source = store.layout.object(foreign.domain, BLOCK, other.sha256)
     for row, name in ((other, other.sha256), (own, own.sha256)):
-        target = store.layout.block(mine.domain, name)
+        target = store.layout.object(mine.domain, BLOCK, name)
         target.parent.mkdir(exist_ok=True)
         target.unlink(missing_ok=True)
         shutil.copyfile(source, target)
@@ -225,7 +225,7 @@ def test_a_flipped_bit_in_the_domain_is_damage(store: Store) -> None:
     commit(store, "a", range(300))
     manifest = head(store, "a")
     row = store.blocks(manifest)[0]
-    path = store.layout.block(manifest.domain, row.sha256)
+    path = store.layout.object(manifest.domain, BLOCK, row.sha256)
     path.chmod(0o600)
     digit = b"0" if manifest.domain[0] != "0" else b"1"
     path.write_bytes(path.read_bytes().replace(manifest.domain.encode(), digit + manifest.domain[1:].encode()))
@@ -239,7 +239,7 @@ def test_a_row_that_names_another_block(store: Store) -> None:
     first, second = store.blocks(manifest)[:2]
     mixed = replace(first, position=second.position, prefix_key=second.prefix_key)
     parts = block_parts(FULL, CODEC, 0)
-    with pytest.raises(DamageError, match="another one"):
+    with pytest.raises(DamageError, match="does not match its row"):
         store.read_block(manifest.domain, mixed, parts, buffers_for(parts))
 
 

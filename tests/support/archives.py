@@ -5,8 +5,9 @@ import json
 import tarfile
 from hashlib import sha256
 
+from kvstore.archive.export import exporting
+from kvstore.archive.import_agent import ImportedAgent, import_agent
 from kvstore.archive.tar import LISTING
-from kvstore.archive.transfer import ImportedAgent, exporting, import_agent
 from kvstore.disk.canonical_json import dump
 from kvstore.naming import parse_ref
 from kvstore.store import Store

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from kvstore.format.kinds import BLOCK, MANIFEST, PAGE, TAIL
 from kvstore.lifecycle import fork, snapshot
 from kvstore.naming import parse_ref
 from kvstore.store import Store
-from kvstore.verify.check import Checks, verify
+from kvstore.verify.checks import Checks
 from kvstore.verify.findings import Finding
+from kvstore.verify.verify import verify
 from tests.support.making import commit
 
 A, B = (list(range(start, start + 1200)) for start in (0, 5000))
@@ -38,13 +40,13 @@ def path_of(store: Store, kind: str, agent: str = "a") -> Path:
     state = store.resolve(parse_ref(agent))
     domain = state.agent.domain
     if kind == "manifests":
-        return store.layout.manifest(domain, state.digest)
+        return store.layout.object(domain, MANIFEST, state.digest)
     if kind == "pages":
-        return store.layout.page(domain, state.manifest.pages[0].sha256)
+        return store.layout.object(domain, PAGE, state.manifest.pages[0].sha256)
     if kind == "tails":
         assert state.manifest.tail
-        return store.layout.tail(domain, state.manifest.tail.sha256)
-    return store.layout.block(domain, store.blocks(state.manifest)[-1].sha256)
+        return store.layout.object(domain, TAIL, state.manifest.tail.sha256)
+    return store.layout.object(domain, BLOCK, store.blocks(state.manifest)[-1].sha256)
 
 
 KINDS = ("manifests", "pages", "tails", "blocks")

@@ -112,7 +112,7 @@ def put_state(
         pages=put_pages(txn, tokens, full),
         window_blocks=tuple(window),
         tail=put_tail(txn, cached),
-        feeds=((len(cached), 1),),
+        feeds=((len(cached), 1),) if cached else (),
         turns=(),
         owed=(),
         stop=None,

@@ -7,7 +7,7 @@ arithmetic, and no weight is read.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -21,6 +21,7 @@ from amem_cli.engine.cache.layer_cache import LayerGroupCache
 from amem_cli.engine.cache.slabs import SlabPool
 from kvstore.errors import ModelMismatchError
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC, Codec
+from kvstore.format.document import replace
 from kvstore.format.layers import LayerGroup
 from kvstore.format.parts import Dtype, Part
 

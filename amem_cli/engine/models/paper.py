@@ -1,10 +1,11 @@
 """What the paper (arXiv 2603.04428) counts: bytes of a token in its layout, and agents of its three models."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kvstore.format import layers
 from kvstore.format.codecs import CODECS
+from kvstore.format.document import replace
 from kvstore.format.layers import LayerGroup
 
 CODEC = CODECS["q4-token"]

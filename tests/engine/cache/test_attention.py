@@ -1,7 +1,6 @@
 """Decode attention against full precision over what the cache holds: the codec's error cancels out, so only the
 arithmetic's rounding is left. And against full precision over what was put in: the codec's error alone."""
 
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +13,7 @@ from amem_cli.engine.cache.agent_cache import Handle, LayerCache
 from amem_cli.engine.cache.attention import decode_attention
 from amem_cli.engine.cache.codec import MANY_ROWS
 from kvstore.format.codecs import CODECS
+from kvstore.format.document import replace
 from tests.support import kinds
 from tests.support.caches import Filled, attention, fill, held, layer_group
 

@@ -1,13 +1,12 @@
 """Codes of keys and values, against what they stand for."""
 
-from dataclasses import replace
-
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from amem_cli.engine.cache.codec import dequantize, quantize
 from kvstore.format.codecs import Axis
+from kvstore.format.document import replace
 from kvstore.format.parts import GROUP_TOKENS
 from tests.support.caches import fill, held, layer_group
 

@@ -17,6 +17,7 @@ from amem_cli.engine.turns.repair import repair
 from amem_cli.engine.turns.requests import NOBODY, Watcher
 from kvstore import lifecycle
 from kvstore.errors import DamageError, ModelMismatchError
+from kvstore.format.kinds import TAIL
 from kvstore.format.layers import LayerGroup
 from kvstore.format.parts import Dtype, Part
 from kvstore.gc.evict import evict
@@ -126,7 +127,7 @@ def test_repair_computes_states_again(kind: str, folder: Folder, place: Place) -
     head = place.state("a")
     assert head.manifest.tail is not None
     expected = engine.chat(Ref("a"), [Text("Well?")], SHORT, save=False).text
-    tail = place.store.layout.tail(head.agent.domain, head.manifest.tail.sha256)
+    tail = place.store.layout.object(head.agent.domain, TAIL, head.manifest.tail.sha256)
     before = tail.read_bytes()
     tail.unlink()
     with pytest.raises(DamageError):

@@ -11,6 +11,7 @@ from amem_cli.engine.models.registry import find
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.requests import Generation
 from kvstore.errors import DamageError, ModelMismatchError, UsageError
+from kvstore.format.kinds import BLOCK
 from kvstore.format.layout import StoreLayout
 from kvstore.naming import Ref
 from tests.support.models import Kind, tiny_model
@@ -68,7 +69,7 @@ def test_a_refused_resume_leaves_later_answers_alone(tiny: Tiny, place: Place) -
     engine.prefill("good", [Text(SENTENCE * 30)])
     engine.prefill("bad", [Text(SENTENCE * 31)])
     row = place.store.blocks(place.state("bad").manifest)[1]
-    path = place.store.layout.block(place.state("bad").agent.domain, row.sha256)
+    path = place.store.layout.object(place.state("bad").agent.domain, BLOCK, row.sha256)
     path.chmod(0o600)
     data = bytearray(path.read_bytes())
     data[-9] ^= 4

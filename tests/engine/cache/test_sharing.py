@@ -17,10 +17,12 @@ from amem_cli.engine.turns.steps import Work, drive
 from kvstore import lifecycle
 from kvstore.errors import DamageError
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
+from kvstore.format.kinds import BLOCK
 from kvstore.format.parts import BLOCK_TOKENS
 from kvstore.naming import Ref
 from kvstore.remove.remove import remove_domain
-from kvstore.verify.check import Checks, verify
+from kvstore.verify.checks import Checks
+from kvstore.verify.verify import verify
 from tests.support.caches import layer_group
 from tests.support.places import SENTENCE, Place
 
@@ -153,7 +155,7 @@ def test_a_damaged_block_is_found_where_nothing_is_shared(family: Family) -> Non
     """It is never shared, and the memory that it was to be read into is given back."""
     place = family.place
     row = next(iter(place.store.blocks(place.state("parent").manifest)))
-    path = place.store.layout.block(place.state("parent").agent.domain, row.sha256)
+    path = place.store.layout.object(place.state("parent").agent.domain, BLOCK, row.sha256)
     whole = path.read_bytes()
     path.chmod(0o600)
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

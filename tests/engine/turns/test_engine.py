@@ -1,7 +1,6 @@
 """Turns on tiny models: what is resumed, fed, committed and refused."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.requests import Generation, Watcher
 from kvstore import lifecycle
 from kvstore.errors import ConflictError, NotFoundError, UsageError
+from kvstore.format.document import replace
 from kvstore.format.manifest import Manifest
 from kvstore.naming import Ref
 from tests.support.models import KINDS, Kind

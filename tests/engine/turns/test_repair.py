@@ -12,6 +12,7 @@ from amem_cli.engine.turns.repair import repair
 from amem_cli.engine.turns.requests import NOBODY, Watcher
 from kvstore import lifecycle
 from kvstore.errors import DamageError
+from kvstore.format.kinds import BLOCK, TAIL
 from kvstore.naming import Ref
 from tests.support.models import KINDS, Kind
 from tests.support.places import SENTENCE, SHORT, Place
@@ -21,7 +22,9 @@ Tiny = Callable[[Kind], Path]
 
 def block_files(place: Place, ref: str) -> list[Path]:
     state = place.state(ref)
-    return [place.store.layout.block(state.agent.domain, row.sha256) for row in place.store.blocks(state.manifest)]
+    return [
+        place.store.layout.object(state.agent.domain, BLOCK, row.sha256) for row in place.store.blocks(state.manifest)
+    ]
 
 
 def talked(engine: Engine) -> None:
@@ -43,7 +46,7 @@ def test_missing_and_altered_files_come_back(kind: Kind, tiny: Tiny, place: Plac
     files[0].unlink()
     files[-1].chmod(0o600)
     files[-1].write_bytes(before[files[-1]][:-1] + b"\x7f")
-    tail = place.store.layout.tail(head.agent.domain, head.manifest.tail.sha256)
+    tail = place.store.layout.object(head.agent.domain, TAIL, head.manifest.tail.sha256)
     tail.unlink()
     with pytest.raises(DamageError):
         place.engine(tiny(kind)).chat(Ref("a"), [Text("Well?")], SHORT, save=False)

@@ -16,7 +16,8 @@ from amem_cli.engine.turns.scheduler import Ticket
 from kvstore.errors import DamageError, UsageError
 from kvstore.naming import Ref
 from kvstore.store import Store
-from kvstore.verify.check import Checks, verify
+from kvstore.verify.checks import Checks
+from kvstore.verify.verify import verify
 from tests.support.places import SENTENCE, Place, resident
 from tests.support.turning import turns
 

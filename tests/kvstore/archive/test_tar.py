@@ -3,7 +3,6 @@
 import json
 import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from kvstore.archive.tar import LISTING
 from kvstore.disk.canonical_json import dump
 from kvstore.errors import AmemError, DamageError, IsolationError, NoStoreError, UsageError
+from kvstore.format.document import replace
 from kvstore.store import Store
 from tests.support.archives import exported, files_below, imported, packed, unpacked
 from tests.support.making import commit

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.archive.import_agent import import_agent
 from kvstore.archive.tar import LISTING
-from kvstore.archive.transfer import import_agent
 from kvstore.disk import files
 from kvstore.errors import ConflictError, DamageError
+from kvstore.format.kinds import BLOCK
 from kvstore.format.layers import block_parts, tail_parts
 from kvstore.lifecycle import fork, restore
 from kvstore.naming import Ref, parse_ref
@@ -93,7 +94,7 @@ def test_the_domain_of_a_store_is_shared_again(agent: Store) -> None:
     assert len(list(agent.layout.domains.glob("*/blocks/*/*"))) == blocks
     assert [agent.resolve(parse_ref(f"b~{n}")).manifest.agent for n in range(4)] == [made.agent_id] * 4
     assert agent.snapshot("b", "s").agent_id == made.agent_id
-    with pytest.raises(ConflictError, match="there is an agent a"):
+    with pytest.raises(ConflictError, match="agent a exists already"):
         imported(agent, data, as_new=True)
 
 
@@ -115,7 +116,7 @@ def test_blocks_keep_their_codes_in_another_domain(agent: Store, other: Store) -
     codes = []
     for store in (agent, other):
         manifest = store.resolve(Ref("a")).manifest
-        paths = [store.layout.block(manifest.domain, row.sha256) for row in store.blocks(manifest)]
+        paths = [store.layout.object(manifest.domain, BLOCK, row.sha256) for row in store.blocks(manifest)]
         codes.append([path.read_bytes()[4096:] for path in paths])
     assert codes[0] == codes[1]
 
@@ -165,7 +166,7 @@ def test_incomplete_states_stay_incomplete(store: Store, other: Store) -> None:
 
 def test_a_damaged_file_is_not_exported(agent: Store) -> None:
     state = agent.resolve(Ref("a"))
-    path = agent.layout.block(state.agent.domain, agent.blocks(state.manifest)[0].sha256)
+    path = agent.layout.object(state.agent.domain, BLOCK, agent.blocks(state.manifest)[0].sha256)
     path.unlink()
     with pytest.raises(DamageError, match="is missing"):
         exported(agent, "a")

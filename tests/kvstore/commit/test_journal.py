@@ -32,7 +32,7 @@ def test_lines_form_a_chain(layout: StoreLayout) -> None:
         append(layout)
     first, _, third = read_journal(layout.journal)
     assert (first.seq, first.prev, third.seq) == (1, NO_LINE, 3)
-    assert (first.change, first.via, first.actor["claimed"]) == (CHANGE, "test", "tester")
+    assert (first.change, first.via, first.actor.claimed) == (CHANGE, "test", "tester")
 
 
 @pytest.mark.parametrize("damage", ["flip", "drop", "swap"])

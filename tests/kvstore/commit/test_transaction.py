@@ -1,11 +1,12 @@
 import os
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvstore.errors import ConflictError, DamageError, NotFoundError
+from kvstore.format.document import replace
+from kvstore.format.kinds import MANIFEST
 from kvstore.format.layers import block_parts
 from kvstore.naming import new_id
 from kvstore.store import Store
@@ -27,7 +28,7 @@ def test_a_turn_writes_what_is_new(store: Store) -> None:
             assert txn.new_blocks == 2  # the one block that has filled up, of two layer groups
             assert manifest.tail
             known = txn.block_bytes + manifest.tail.bytes + sum(page.bytes for page in manifest.pages)
-            path = store.layout.manifest(manifest.domain, digest)
+            path = store.layout.object(manifest.domain, MANIFEST, digest)
             assert txn.bytes_written == known + path.stat().st_size
 
 
@@ -145,7 +146,7 @@ def test_what_goes_before_the_commit_is_noticed(store: Store, kind: str) -> None
         assert manifest.tail == tail
         for path in store.layout.domain(team.id).glob(f"{kind}/*/*"):
             path.unlink()
-        with pytest.raises(DamageError, match="has gone"):
+        with pytest.raises(DamageError, match="was deleted while it was in use"):
             txn.commit(hold, manifest, None)
     assert [agent.name for agent in store.agents()] == ["a"]
 

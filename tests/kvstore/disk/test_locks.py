@@ -13,7 +13,7 @@ from kvstore.errors import BusyError
 HOLDER = """
 import sys
 from pathlib import Path
-from kvstore.locks import Lock
+from kvstore.disk.locks import Lock
 with Lock(Path(sys.argv[1]), "agent a", "chat").acquire(shared=False, wait=0):
     print("held", flush=True)
     sys.stdin.read()

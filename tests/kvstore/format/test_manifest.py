@@ -1,12 +1,12 @@
 """Manifests: what they say of their codec, and who may read them."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from kvstore.errors import DamageError, NoStoreError
 from kvstore.format.codecs import CODECS
+from kvstore.format.document import replace
 from kvstore.format.manifest import Manifest, decode_manifest, encode, features_of
 from kvstore.store import Store
 from tests.support.making import commit

@@ -8,14 +8,17 @@ from kvstore.commit import refs
 from kvstore.commit.index import Index
 from kvstore.commit.journal import Change
 from kvstore.errors import AmemError, DamageError
-from kvstore.gc.collect import GCResult, Policy, gc
+from kvstore.format.kinds import BLOCK, PAGE
+from kvstore.gc.collect import GCResult, Policy
+from kvstore.gc.collect import collect as collect_garbage
 from kvstore.gc.evict import evict
 from kvstore.graph.roots import read_root
 from kvstore.lifecycle import fork, snapshot
 from kvstore.naming import parse_ref
 from kvstore.remove.remove import remove
 from kvstore.store import Store
-from kvstore.verify.check import Checks, verify
+from kvstore.verify.checks import Checks
+from kvstore.verify.verify import verify
 from tests.support.making import ACTOR, WINDOW, commit, journal, picture, read_whole
 
 A, B, C = (list(range(start, start + 1200)) for start in (0, 5000, 9000))
@@ -27,7 +30,7 @@ def objects(store: Store) -> dict[Path, int]:
 
 
 def collect(store: Store, dry_run: bool = False, **policy: float) -> GCResult:
-    return gc(store, Policy(**policy), dry_run)  # type: ignore[arg-type]
+    return collect_garbage(store, Policy(**policy), dry_run)  # type: ignore[arg-type]
 
 
 def test_a_healthy_store_has_nothing_to_collect(store: Store) -> None:
@@ -35,7 +38,7 @@ def test_a_healthy_store_has_nothing_to_collect(store: Store) -> None:
     commit(store, "a", A)
     before = objects(store)
     result = collect(store)
-    assert (result.freed_bytes, result.handled, result.complete) == (0, (), True)
+    assert (result.freed_bytes, result.collected, result.complete) == (0, (), True)
     assert objects(store) == before
     assert result.kept_bytes == sum(before.values()) - store.layout.domain_file(store.agent("a").domain).stat().st_size
     assert len(journal(store.layout.root)) == 2  # nothing went, so there is nothing to tell
@@ -56,7 +59,7 @@ def test_it_frees_exactly_what_no_ref_leads_to(store: Store) -> None:
     assert result.freed_bytes == sum(before.values()) - sum(after.values()) > 0
     assert result.freed_objects == len(before) - len(after)
     assert (planned.freed_bytes, planned.freed_objects) == (result.freed_bytes, result.freed_objects)
-    assert set(planned.handled) == set(result.handled)
+    assert set(planned.collected) == set(result.collected)
     assert picture(store.layout.root) == expected
     for ref in ("a", "a~1", "a~2", "a@s"):
         assert read_whole(store, store.resolve(parse_ref(ref)).manifest)
@@ -75,9 +78,9 @@ def test_a_dry_run_names_agents_and_writes_nothing(store: Store, steps: list[str
     del steps[:]
     result = collect(store, dry_run=True, keep_history=0)
     assert steps == []
-    assert {found.action for found in result.handled} == {"delete"}
-    assert {(found.reason, found.agents) for found in result.handled} == {("history", ("a",))}
-    assert {found.kind for found in result.handled} == {"manifest", "page", "tail", "block"}
+    assert {found.action for found in result.collected} == {"deleted"}
+    assert {(found.reason, found.agents) for found in result.collected} == {("history", ("a",))}
+    assert {found.kind for found in result.collected} == {"manifest", "page", "tail", "block"}
 
 
 def test_what_a_removed_agent_had_goes_with_its_domain(store: Store) -> None:
@@ -85,7 +88,7 @@ def test_what_a_removed_agent_had_goes_with_its_domain(store: Store) -> None:
     store.create_domain("team")
     remove(store, parse_ref("a"), wait=0)
     result = collect(store)
-    assert {found.reason for found in result.handled} == {"removed", "empty"}
+    assert {found.reason for found in result.collected} == {"removed", "empty"}
     assert list(store.layout.domains.iterdir()) == []
     assert result.freed_bytes > 0
 
@@ -96,11 +99,11 @@ def test_dead_writers_and_cut_off_commits_go(store: Store) -> None:
         dead = store.layout.staging / "dead"
         dead.mkdir()
         (dead / "pins").write_bytes(b"x\n")
-        orphan = store.layout.page(store.agent("a").domain, "ab" + "0" * 62)
+        orphan = store.layout.object(store.agent("a").domain, PAGE, "ab" + "0" * 62)
         orphan.parent.mkdir(exist_ok=True)
         orphan.write_bytes(b"{}")
         result = collect(store)
-        assert {(f.kind, f.reason, f.bytes) for f in result.handled} == {
+        assert {(f.kind, f.reason, f.bytes) for f in result.collected} == {
             ("page", "unnamed", 2),
             ("staging", "dead-writer", 2),
         }
@@ -117,8 +120,8 @@ def test_pins_of_a_live_transaction_hold(store: Store) -> None:
     with store.transaction(store.domain(head.domain)) as transaction:
         transaction.pin(rows)
         result = collect(store, keep_history=0)
-        assert all(store.layout.block(head.domain, row.sha256).exists() for row in rows)
-        kept = [found for found in result.handled if found.action == "keep"]
+        assert all(store.layout.object(head.domain, BLOCK, row.sha256).exists() for row in rows)
+        kept = [found for found in result.collected if found.action == "kept"]
         assert {found.name for found in kept} == {row.sha256 for row in rows}
     assert collect(store, keep_history=0).freed_objects == len(rows)
 
@@ -135,8 +138,8 @@ def test_snapshots_that_a_cut_off_removal_has_left_go(store: Store) -> None:
     assert verify(store, Checks()).findings == ()
     planned = collect(store, dry_run=True)
     result = collect(store)
-    assert set(planned.handled) == set(result.handled)
-    assert ("snapshot", "removed", "s") in {(found.kind, found.reason, found.name) for found in result.handled}
+    assert set(planned.collected) == set(result.collected)
+    assert ("snapshot", "removed", "s") in {(found.kind, found.reason, found.name) for found in result.collected}
     assert not store.layout.snapshot_folder("a").exists()
     assert not store.layout.domain(agent.domain).exists()
     assert picture(store.layout.root) == {"a": C, "b": B, "b@s": B}
@@ -196,7 +199,7 @@ def test_strangers_are_told_and_stay(store: Store, tmp_path: Path) -> None:
     link.symlink_to(outside)
     (store.layout.root / "readme").write_text("mine")
     result = collect(store, keep_history=0)
-    foreign = {found.name for found in result.handled if found.reason == "foreign"}
+    foreign = {found.name for found in result.collected if found.reason == "foreign"}
     assert foreign == {"readme", f"domains/{domain.name}/notes.txt", f"domains/{domain.name}/blocks/{link.name}"}
     assert (outside / ("0" * 64 + ".safetensors")).read_bytes() == b"mine"
     assert (domain / "notes.txt").exists()
@@ -250,7 +253,7 @@ def test_snapshots_and_forks_keep_what_they_need(store: Store) -> None:
     assert result.over_limit == result.kept_bytes > 0
     commit(store, "b", [*A, *B])
     result = collect(store, max_bytes=0)
-    [told] = [found for found in result.handled if found.action == "evict"]
+    [told] = [found for found in result.collected if found.action == "evicted"]
     assert (told.name, told.held_by) == ("b", ("a@s",))
     assert read_whole(store, store.resolve(parse_ref("a@s")).manifest) == A
     assert store.tokens(store.resolve(parse_ref("b")).manifest).tolist() == [*A, *B]

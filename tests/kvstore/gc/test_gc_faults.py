@@ -18,11 +18,13 @@ import pytest
 from kvstore.disk import files
 from kvstore.errors import AmemError, NoSpaceError
 from kvstore.format.manifest import Manifest
-from kvstore.gc.collect import GCResult, Policy, gc
+from kvstore.gc.collect import GCResult, Policy
+from kvstore.gc.collect import collect as collect_garbage
 from kvstore.lifecycle import restore
 from kvstore.naming import Ref, parse_ref
 from kvstore.store import BALLAST, Store
-from kvstore.verify.check import Checks, verify
+from kvstore.verify.checks import Checks
+from kvstore.verify.verify import verify
 from tests.support.making import ACTOR, commit, fast_folder, journal, picture, read_whole
 from tests.support.scenarios import at_mutation
 
@@ -30,7 +32,7 @@ A, B, C = (list(range(start, start + 1200)) for start in (0, 5000, 9000))
 
 
 def collect(store: Store, **policy: int) -> GCResult:
-    return gc(store, Policy(**policy))
+    return collect_garbage(store, Policy(**policy))
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_a_full_disk_can_be_cleaned(small_disk: Path, policy: Policy) -> None:
             filler.write(bytes(4096)) or os.write(filler.fileno(), b"x")
     with pytest.raises(NoSpaceError):
         commit(store, "c", C)
-    result = gc(store, policy)
+    result = collect_garbage(store, policy)
     assert result.freed_bytes > 0
     assert result.evicted == (("a",) if policy.max_bytes == 0 else ())
     assert (result.failed, result.journaled) == ((), True)
@@ -114,14 +116,14 @@ def test_killed_at_any_mutation_it_leaves_whole_states() -> None:
             root = folder / str(number)
             shutil.copytree(base.layout.root, root)
             store = Store.open(root, ACTOR)
-            if not killed(partial(gc, store, Policy(0, max_bytes=0)), number):
+            if not killed(partial(collect_garbage, store, Policy(0, max_bytes=0)), number):
                 break
             for state in every_state(store, "a"):
                 assert store.tokens(state).size
                 if state.cached:
                     read_whole(store, state)
             if number % 5 == 0:
-                gc(store, Policy(0, max_bytes=0))
+                collect_garbage(store, Policy(0, max_bytes=0))
                 assert list(store.layout.domains.glob("*/blocks/*/*")) == []
                 assert verify(store, Checks()).findings == ()
             shutil.rmtree(root)
@@ -173,7 +175,7 @@ def write(root: Path, number: int, until: float) -> int:
 def collect_all_the_time(root: Path, until: float) -> int:
     store, rounds = Store.open(root, ACTOR), 0
     while not rounds or time.time() < until:
-        gc(store, Policy(1))
+        collect_garbage(store, Policy(1))
         rounds += 1
     return rounds
 
@@ -189,7 +191,7 @@ def writers_and_gc(root: Path, seconds: float) -> int:
     held = picture(root)
     assert held["a"] == A
     assert set(held) == {"a", "w0", "w1"}
-    gc(Store.open(root, ACTOR), Policy(0))
+    collect_garbage(Store.open(root, ACTOR), Policy(0))
     assert picture(root) == held
     assert len(journal(root)) > rounds
     return rounds

@@ -1,10 +1,11 @@
-from dataclasses import replace
 from datetime import datetime
 
 import pytest
 
 from kvstore.commit.journal import NO_LINE
 from kvstore.errors import DamageError
+from kvstore.format.document import replace
+from kvstore.format.kinds import MANIFEST
 from kvstore.format.manifest import Turn
 from kvstore.history.log import Chronicle, Commit, journal_between, journal_head
 from kvstore.lifecycle import fork, restore, snapshot
@@ -54,7 +55,7 @@ def test_restores_forks_notes_and_snapshots(store: Store) -> None:
 
 def test_the_log_ends_where_gc_has_cut_it(store: Store) -> None:
     digests = [commit(store, "a", range(300 + n)) for n in range(3)]
-    store.layout.manifest(store.agent("a").domain, digests[0]).unlink()
+    store.layout.object(store.agent("a").domain, MANIFEST, digests[0]).unlink()
     assert [commit_.digest for commit_ in commits(store, "a")] == [digests[2], digests[1]]
 
 

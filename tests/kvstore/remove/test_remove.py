@@ -6,20 +6,22 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvstore.commit.index import Index
+from kvstore.commit.staging import RUNNING
 from kvstore.disk import files
 from kvstore.disk.canonical_json import dump
 from kvstore.errors import BusyError, ConflictError, DamageError, NotFoundError, UsageError
+from kvstore.format.document import replace
+from kvstore.format.kinds import BLOCK, MANIFEST
 from kvstore.history.log import journal_head
 from kvstore.lifecycle import fork, restore, snapshot
 from kvstore.naming import Ref, parse_ref
 from kvstore.remove.certificate import Certificate, check_erased, is_erased, read_certificates
-from kvstore.remove.remove import RUNNING, Removal, remove, remove_domain
+from kvstore.remove.remove import Removal, remove, remove_domain
 from kvstore.store import Store
 from tests.support.making import ACTOR, commit, fast_folder, journal, picture, read_whole
 
@@ -179,10 +181,10 @@ def test_an_erased_snapshot_takes_what_only_it_held(store: Store) -> None:
     kept = remove(store, parse_ref("a@s"), wait=0, erase=True, dry_run=True)
     assert {found.held_by for found in kept.objects if found.action == "kept"} == {("a",)}  # by a's history
     head = store.agent("a").manifest
-    path = store.layout.manifest(first.domain, head)  # a head without that history, as after a gc
+    path = store.layout.object(first.domain, MANIFEST, head)  # a head without that history, as after a gc
     text = path.read_text().replace(f'"previous":"{first.manifest}"', '"previous":null')
     digest = hashlib.sha256(text.encode()).hexdigest()
-    cut = store.layout.manifest(first.domain, digest)
+    cut = store.layout.object(first.domain, MANIFEST, digest)
     cut.parent.mkdir(exist_ok=True)
     cut.write_text(text)
     ref = store.layout.agent_ref("a")
@@ -204,12 +206,12 @@ def test_what_a_running_command_uses_stays(forked: Store) -> None:
         done = remove(forked, Ref("a"), wait=0, erase=True)
     [held] = [found for found in done.objects if found.held_by == (RUNNING,)]
     assert (held.kind, held.name, held.action) == ("block", only.sha256, "kept")
-    assert forked.layout.block(state.agent.domain, only.sha256).exists()
+    assert forked.layout.object(state.agent.domain, BLOCK, only.sha256).exists()
 
 
 def test_nothing_goes_when_it_is_unknown_what_others_need(forked: Store) -> None:
     other = forked.agent("b")
-    forked.layout.manifest(other.domain, other.manifest).write_bytes(b"{}")
+    forked.layout.object(other.domain, MANIFEST, other.manifest).write_bytes(b"{}")
     before = stored(forked)
     with pytest.raises(DamageError, match="agent b"):
         remove(forked, Ref("a"), wait=0, erase=True)
@@ -224,7 +226,7 @@ def test_a_failure_to_unlink_is_told_and_the_rest_goes_on(forked: Store, name: s
     commit(forked, "alone", range(1300))
     state = forked.resolve(Ref(name))
     only = next(row for row in forked.blocks(state.manifest) if row.position == 768)
-    stuck = forked.layout.block(state.agent.domain, only.sha256)
+    stuck = forked.layout.object(state.agent.domain, BLOCK, only.sha256)
 
     def fault(step: str, path: Path) -> None:
         if (step, path) == ("unlink", stuck):
@@ -273,7 +275,7 @@ class TestCertificates:
     def test_a_file_that_came_back_is_found(self, forked: Store, certificate: Certificate) -> None:
         kind, _, digest = certificate.erased[-1].partition(" sha256:")
         assert kind == "block"
-        path = forked.layout.block(certificate.domain, digest)
+        path = forked.layout.object(certificate.domain, BLOCK, digest)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"")
         assert [remains.object for remains in check_erased(forked, certificate)] == [certificate.erased[-1]]
@@ -288,7 +290,9 @@ class TestCertificates:
         folder = forked.layout.transaction("f" * 32)
         folder.mkdir()
         (folder / digest).write_bytes(b"")
-        assert [remains.message for remains in check_erased(forked, certificate)] == ["holds what was erased"]
+        assert [remains.message for remains in check_erased(forked, certificate)] == [
+            "is a staged copy of an erased object"
+        ]
 
     def test_an_index_row_is_found(self, forked: Store, certificate: Certificate) -> None:
         block = next(text for text in certificate.erased if text.startswith("block "))

@@ -14,12 +14,15 @@ import pytest
 
 from kvstore.commit.journal import Change
 from kvstore.commit.refs import moving
-from kvstore.gc.collect import Policy, gc
+from kvstore.format.kinds import TAIL
+from kvstore.gc.collect import Policy
+from kvstore.gc.collect import collect as collect_garbage
 from kvstore.lifecycle import fork, restore, snapshot
 from kvstore.naming import parse_ref
 from kvstore.remove.remove import remove
 from kvstore.store import Store
-from kvstore.verify.check import Checks, Report, sums, verify
+from kvstore.verify.checks import Checks, Report
+from kvstore.verify.verify import sums, verify
 from tests.support.damaging import DEEP, KINDS, QUICK, A, B, damage, fill, flip, found, only, path_of
 from tests.support.making import ACTOR, commit, fast_folder, journal
 
@@ -34,7 +37,7 @@ def test_a_healthy_store(full: Store, depth: str) -> None:
     restore(full, parse_ref("a@s"), wait=0)
     commit(full, "d", A)
     remove(full, parse_ref("d"), wait=0)
-    gc(full, Policy(keep_history=0, older_than=0))
+    collect_garbage(full, Policy(keep_history=0, older_than=0))
     commit(full, "c", [*B, 1])
     report = verify(full, Checks(depth))  # type: ignore[arg-type]
     assert report.findings == ()
@@ -273,7 +276,7 @@ def write(root: Path, number: int, until: float) -> int:
 
 def collect(root: Path, until: float) -> int:
     while time.time() < until:
-        gc(Store.open(root, ACTOR), Policy(1))
+        collect_garbage(Store.open(root, ACTOR), Policy(1))
         time.sleep(0.05)
     return 1
 
@@ -298,5 +301,5 @@ def test_a_forks_name_does_not_hide_its_source(store: Store) -> None:
     commit(store, "m", A[:300])
     commit(store, "m", A)
     fork(store, parse_ref("m"), "a")  # which is looked at first
-    store.layout.tail(store.agent("m").domain, store.resolve(parse_ref("m~1")).manifest.tail.sha256).unlink()  # type: ignore[union-attr]
+    store.layout.object(store.agent("m").domain, TAIL, store.resolve(parse_ref("m~1")).manifest.tail.sha256).unlink()  # type: ignore[union-attr]
     assert only(store).agents == ("m",)

@@ -1,74 +1,43 @@
-"""verify: read a store, and say what is wrong, whom it hurts, and what this proves and what not.
+"""verify: read a store and report what is wrong, which agents are affected, and what is proven and what is not.
 
-It takes no lock and writes nothing, so it runs on read-only media and beside writers. What it does not find, it looks
-for again from the refs as they are then: gc unlinks a manifest before what it names, so a file that is missing and
-that a state still names is damage. It goes on after the first fault.
+It takes no lock and writes nothing, so it runs on read-only media and beside writers. It looks a second time for what
+is missing, from the refs as they are then: gc deletes a manifest before what it names, so a file that is missing and
+that a state still names is damage. It continues after a fault.
 """
 
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.commit import refs
 from kvstore.disk.clock import timestamp
 from kvstore.errors import AmemError, DamageError
+from kvstore.format.kinds import StoredObject
 from kvstore.format.layout import StoreLayout
 from kvstore.format.records import Domain
-from kvstore.graph.objects import StoredObject, list_domain, stored_objects, strangers
+from kvstore.graph.objects import domain_folders, foreign_files, list_domain, stored_objects
 from kvstore.graph.roots import Root, find_orphans, read_root, ref_paths
 from kvstore.store import Store
 from kvstore.verify import boundaries
 from kvstore.verify.chain import Told, check_journal
+from kvstore.verify.checks import Checks, Report
 from kvstore.verify.claims import claims
-from kvstore.verify.findings import Finding, Findings
-from kvstore.verify.states import Depth, StateCheck
-
-
-@dataclass(frozen=True)
-class Checks:
-    """What to check. `agents`: only what these lead to; `depth` None: no states."""
-
-    depth: Depth | None = "checksums"
-    isolation: bool = True
-    journal: bool = True
-    journal_head: str | None = None  # the beginning of the digest, in hex, of a line that must be in the journal
-    agents: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a verification found. `objects_digest`: SHA-256 over the sorted lines `DOMAIN/KIND/SHA256` of `checked`."""
-
-    findings: tuple[Finding, ...]
-    checked: int  # blocks, tails, pages and manifests
-    bytes: int
-    proven: tuple[str, ...]
-    not_proven: tuple[str, ...]
-    store_id: str
-    started: str
-    finished: str
-    objects_digest: str
-    journal_lines: int
-    journal_head: str | None
-
-    @property
-    def breached(self) -> bool:
-        return any(finding.severity == "breach" for finding in self.findings)
+from kvstore.verify.findings import Findings
+from kvstore.verify.states import StateCheck
 
 
 def verify(store: Store, checks: Checks) -> Report:
-    """Check a store. Raises NotFoundError for an agent that there is not."""
+    """Check a store. Raises NotFoundError for an agent that does not exist."""
     return _Verification(store, checks).run()
 
 
 def sums(layout: StoreLayout) -> Iterator[str]:
     """The lines, relative to the store, that `sha256sum -c` takes: one for each block, tail, page and manifest."""
-    for domain_id in _folders(layout):
+    for domain_id in domain_folders(layout):
         for found in stored_objects(layout, domain_id):
-            yield f"{found.sha256}  {found.path(layout, domain_id).relative_to(layout.root)}\n"
+            yield f"{found.sha256}  {layout.object(domain_id, *found).relative_to(layout.root)}\n"
 
 
 class _Verification:
@@ -102,10 +71,10 @@ class _Verification:
         by_domain: dict[str, list[Root]] = defaultdict(list)
         for root in self._roots():
             by_domain[root.domain].append(root)
-        for domain_id in sorted(by_domain.keys() | set(_folders(layout) if whole else ())):
+        for domain_id in sorted(by_domain.keys() | set(domain_folders(layout) if whole else ())):
             self._check_domain(domain_id, by_domain[domain_id])
-        for path in strangers(layout) if whole else ():
-            self._stranger(path)
+        for path in foreign_files(layout) if whole else ():
+            self._foreign(path)
         return self._check_boundaries() if whole and self._checks.isolation else False
 
     def _roots(self) -> list[Root]:
@@ -131,23 +100,23 @@ class _Verification:
         return [root for root in roots if root not in orphans]
 
     def _check_domain(self, domain_id: str, roots: Sequence[Root]) -> None:
-        there: dict[StoredObject, int] = {}
+        present: dict[StoredObject, int] = {}
         if not self._checks.agents:
             for found, entry in list_domain(self._store.layout, domain_id):
                 if found is None:
-                    self._stranger(Path(entry.path))
+                    self._foreign(Path(entry.path))
                     continue
                 try:
-                    there[found] = entry.stat(follow_symlinks=False).st_size
+                    present[found] = entry.stat(follow_symlinks=False).st_size
                 except FileNotFoundError:
                     continue
         domain = self._read_domain(domain_id, roots)
         if domain is None:
             return
         self._domains.append(domain)
-        seen = dict(there)
+        seen = dict(present)
         if self._checks.depth:
-            check = StateCheck(self._store, domain, there, self._checks.depth, self._findings)
+            check = StateCheck(self._store, domain, present, self._checks.depth, self._findings)
             for root in roots:
                 check.check(root)
             check.check_rest()
@@ -174,9 +143,9 @@ class _Verification:
             self._findings.add("breach", "boundary", path, f"{path} is that of another domain", agents)
         return domain
 
-    def _stranger(self, path: Path) -> None:
+    def _foreign(self, path: Path) -> None:
         what = str(path.relative_to(self._store.layout.root))
-        self._findings.add("damage", "foreign", what, f"{what} is no part of a store, or not a regular file")
+        self._findings.add("damage", "foreign", what, f"{what} does not belong into a store, or is not a regular file")
 
     def _check_boundaries(self) -> bool:
         layout = self._store.layout
@@ -188,17 +157,13 @@ class _Verification:
 
     def _count(self, domain_id: str, seen: dict[StoredObject, int]) -> None:
         for found in sorted(seen):
-            self._hasher.update(f"{domain_id}/{found.kind}/{found.sha256}\n".encode())
+            self._hasher.update(f"{domain_id}/{found.kind.folder}/{found.sha256}\n".encode())
         self._checked += len(seen)
         self._bytes += sum(seen.values())
 
 
-def _folders(layout: StoreLayout) -> list[str]:
-    return sorted(path.name for path in layout.domains.iterdir() if path.is_dir() and not path.is_symlink())
-
-
 def _ids_and_salts(layout: StoreLayout) -> Iterator[str]:
-    for domain_id in _folders(layout):
+    for domain_id in domain_folders(layout):
         with suppress(AmemError):
             if domain := refs.read_domain(layout, domain_id):
                 yield from (domain.id, domain.salt)
