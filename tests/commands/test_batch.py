@@ -83,7 +83,7 @@ def test_a_debate_is_one_file(amem: Amem, model: Path, environment: dict[str, st
 
 
 def test_the_debate_of_the_documents(amem: Amem, model: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "batch.md"
+    page = Path(__file__).parents[2] / "docs" / "howto" / "batch.md"
     [debate] = re.findall(r"^```jsonl\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
     done = amem("batch", "-", "--model", str(model), stdin=debate.encode())
     *turns, result = lines(done)
