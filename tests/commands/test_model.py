@@ -14,8 +14,8 @@ from amem_cli.engine.cache.slabs import SlabPool, footprint
 from amem_cli.engine.models.plan import describe_config, layouts
 from kvstore.errors import ModelMismatchError
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
-from tests.support import kinds
-from tests.support.configs import WINDOW
+from tests.support.models import kinds
+from tests.support.models.base_config import WINDOW
 from tests.support.running import children
 from tests.support.running.amem import Amem, lines
 

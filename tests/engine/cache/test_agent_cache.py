@@ -8,7 +8,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from amem_cli.engine.cache.slabs import SlabPool, ring_blocks, slab_blocks
 from kvstore.format.codecs import CODECS
 from kvstore.format.layers import quantized_parts
-from tests.support.caches import fill, held, layer_group, passes_of
+from tests.support.engine.caches import fill, held, layer_group, passes_of
 
 
 @pytest.mark.parametrize("window", [None, 64, 512])
