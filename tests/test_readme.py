@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"(?P<excuse><!-- not run: [^\n]+ -->\n)?^```(?P<kind>sh|console)\n(?P<text>.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 _SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
