@@ -25,7 +25,7 @@ def project_files() -> list[Path]:
         check=True,
     )
     paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
-    return [path for path in paths if path.is_file() and path.suffix not in (".png", ".safetensors", ".gguf")]
+    return [path for path in paths if path.is_file() and path.suffix not in (".png", ".safetensors", ".gguf", ".xz")]
 
 
 @pytest.mark.parametrize("pattern", STRANGERS)

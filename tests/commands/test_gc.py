@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amem_cli.shell.units import parse_age, parse_size
+from amem_cli.shell.quantities import parse_age, parse_size
 from kvstore.errors import UsageError
 from kvstore.store import Store
 from tests.commands.conftest import Amem, lines
@@ -111,14 +111,14 @@ def test_what_cannot_be_deleted_is_exit_3(amem: Amem, store: Store, tmp_path: Pa
     failed = [line for line in objects if line["action"] == "failed"]
     assert {line["kind"] for line in failed} == {"block"}
     assert result["failed"] == len(failed) > 0
-    assert "is still there" in done.stderr
+    assert "could not be deleted" in done.stderr
 
 
 def test_a_foreign_file_is_told(amem: Amem, store: Store) -> None:
     (store.layout.root / "notes").write_text("mine")
     done = amem("gc")
     assert done.returncode == 0
-    assert "notes is no part of a store, and stays" in done.stderr
+    assert "notes does not belong to the store; left in place" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,8 @@ def test_diff_tells_where_states_part(amem: Amem) -> None:
     assert (done.returncode, result["common_tokens"], result["parted_at"]) == (0, 300, 300)
     assert (result["shared_blocks"], result["a"]["own_blocks"], result["b"]["own_blocks"]) == (1, 0, 1)
     assert (result["a"]["turn"], result["b"]["turn"]) == (None, {"index": 0, "role": "user", "label": None})
-    assert "part at token 300" in amem("diff", "a~1", "a").stdout
-    assert "the same 700" in amem("diff", "a", "a").stdout
+    assert "diverge at token 300" in amem("diff", "a~1", "a").stdout
+    assert "identical, 700 in all" in amem("diff", "a", "a").stdout
 
 
 def test_diff_of_domains_and_models(amem: Amem, store: Store) -> None:

@@ -44,7 +44,7 @@ def test_a_domain_has_its_agents(amem: Amem, store: Store) -> None:
     store.create_domain("Empty")
     empty = amem("inspect", "--domain", "Empty")
     assert (empty.returncode, empty.stdout) == (0, "")
-    assert "no agent in domain Empty" in empty.stderr
+    assert "no agents in domain Empty" in empty.stderr
     assert amem("inspect", "--domain", "none").returncode == 4
     assert amem("inspect", "b", "--domain", domain).returncode == 4
     assert amem("inspect", "a", "--domain", domain).returncode == 0

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 import amem_cli.commands
 from amem_cli.main import COMMANDS
-from amem_cli.shell.failures import expected
+from amem_cli.shell.error_boundary import to_amem_error
 from kvstore import errors
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, Amem, lines
@@ -87,13 +87,13 @@ def test_exit_codes_are_unique_and_documented() -> None:
     ],
 )
 def test_expected_failures_have_their_code(caught: Exception, code: int) -> None:
-    error = expected(caught)
+    error = to_amem_error(caught)
     assert error is not None
     assert error.exit_code == code
 
 
 def test_a_bug_is_no_expected_failure() -> None:
-    assert expected(KeyError("x")) is None
+    assert to_amem_error(KeyError("x")) is None
 
 
 @pytest.mark.parametrize(

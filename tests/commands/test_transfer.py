@@ -118,7 +118,7 @@ def test_a_prompt_cache_there_and_back(amem: Amem, tmp_path: Path) -> None:
     done = amem("export", "t", "--format", "mlx-lm", "-o", "t.safetensors", "--json")
     [result] = lines(done)
     assert done.returncode == 0
-    assert "codes stand for" in result["loss"] and "codes stand for" in done.stderr
+    assert "dequantized from" in result["loss"] and "dequantized from" in done.stderr
     back = amem("import", "t.safetensors", "u", "--format", "mlx-lm", "--model", model, "--json")
     [result] = lines(back)
     assert back.returncode == 0

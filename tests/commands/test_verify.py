@@ -66,7 +66,7 @@ def test_damage_is_exit_8_and_names_whom_it_hurts(amem: Amem, store: Store) -> N
     assert (finding["severity"], finding["kind"], finding["agents"]) == ("damage", "altered", ["b"])
     assert finding["object"] == f"sha256:{block(store, 'b').stem}"
     text = amem("verify")
-    assert "hurts b" in text.stdout
+    assert "affects b" in text.stdout
     assert "amem repair b" in text.stderr
     assert amem("verify", "a").returncode == 0
     assert amem("verify", "b").returncode == 8
