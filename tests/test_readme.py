@@ -3,12 +3,13 @@
 import doctest
 import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.support.running import children
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -55,15 +56,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("page", pages_with_steps(), ids=lambda page: page.name)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, environment: dict[str, str], tmp_path: Path) -> None:
     for step in steps(page.read_text("utf-8")):
-        done = subprocess.run(
-            ["sh", "-c", step.command],
-            cwd=tmp_path,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done = children.run("sh", "-c", step.command, cwd=tmp_path, env=environment)
         assert done.returncode == 0, f"{step.command}\n{done.stdout}{done.stderr}"
         if step.shown is not None:
             agrees = doctest.OutputChecker().check_output(step.shown, done.stdout, _SHOWN)

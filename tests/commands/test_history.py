@@ -9,9 +9,10 @@ from amem_cli.engine.models.fingerprint import identify
 from kvstore.lifecycle import fork, snapshot
 from kvstore.naming import Ref, parse_ref
 from kvstore.store import Store
-from tests.commands.conftest import ACTOR, Amem, lines, put_state
+from tests.commands.conftest import ACTOR, put_state
 from tests.commands.test_main import HEAVY, loaded
 from tests.commands.test_states import files_below
+from tests.support.running.amem import Amem, lines
 from tests.support.tiny import make_tiny_model
 
 COMMIT_KEYS = (

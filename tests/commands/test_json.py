@@ -8,7 +8,8 @@ from pathlib import Path
 
 from amem_cli.commands.demo import DemoFigures
 from kvstore.store import Store
-from tests.commands.conftest import Amem, lines, put_state
+from tests.commands.conftest import put_state
+from tests.support.running.amem import Amem, lines
 from tools.tree import root
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"

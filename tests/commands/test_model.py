@@ -1,7 +1,6 @@
 """`model check` and `model plan`: what agents of a model take, told from its config, equals what a model allocates."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from amem_cli.engine.cache.slabs import SlabPool, footprint
 from amem_cli.engine.models.plan import describe_config, layouts
 from kvstore.errors import ModelMismatchError
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
-from tests.commands.conftest import Amem, lines
 from tests.support import kinds
 from tests.support.configs import WINDOW
+from tests.support.running import children
+from tests.support.running.amem import Amem, lines
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "configs"
 BUDGET = int(10.2 * 2**30)  # bytes
@@ -94,13 +94,13 @@ def test_no_weight_is_computed() -> None:
     """A model of 16 GB is described in a process that stays small."""
     script = (
         "import amem_cli.engine, json, pathlib, resource, sys\n"
-        "from amem_cli.engine.plan import describe_config\n"
+        "from amem_cli.engine.models.plan import describe_config\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "describe_config(json.loads(pathlib.Path(sys.argv[1]).read_text()))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     path = CONFIGS / "llama-3.1-8b.json"
-    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    done = children.run(sys.executable, "-c", script, path, check=True)
     assert int(done.stdout) < 64 << 10  # KiB
 
 

@@ -10,7 +10,8 @@ from kvstore.lifecycle import fork, snapshot
 from kvstore.naming import Ref
 from kvstore.remove.certificate import check_erased, read_certificates
 from kvstore.store import Store
-from tests.commands.conftest import Amem, lines, put_state
+from tests.commands.conftest import put_state
+from tests.support.running.amem import Amem, lines
 
 
 def names(store: Store) -> list[str]:

@@ -1,6 +1,5 @@
 """`amem verify`, run for real."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,9 @@ import pytest
 from kvstore.format.kinds import BLOCK
 from kvstore.naming import parse_ref
 from kvstore.store import Store
-from tests.commands.conftest import Amem, lines
 from tests.support.making import commit
+from tests.support.running import children
+from tests.support.running.amem import Amem, lines
 
 LEVELS: tuple[list[str], ...] = (
     [],
@@ -102,8 +102,8 @@ def test_sums(amem: Amem, store: Store, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert amem("verify", "--deep", "--sums", "sums").returncode == 0
     assert (tmp_path / "sums").read_text() == done.stdout
-    check = ["sha256sum", "--check", "--strict", "--quiet", str(tmp_path / "sums")]
-    assert subprocess.run(check, cwd=store.layout.root).returncode == 0
+    check = ("sha256sum", "--check", "--strict", "--quiet", tmp_path / "sums")
+    assert children.run(*check, cwd=store.layout.root).returncode == 0
     assert amem("--json", "verify", "--deep", "--sums", "-").returncode == 2
     assert amem("verify", "--sums", "-").returncode == 2
     assert amem("verify", "--deep", "--quick").returncode == 2
