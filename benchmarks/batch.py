@@ -40,7 +40,7 @@ HIDDEN = 0.8
 
 def filled(engine: Engine, ids: Sequence[int]) -> Feeder:
     """An agent in memory that has read `ids`."""
-    feeder = Feeder(engine.model.model, engine.spec.new_cache(CODEC, engine.conversations.pool))
+    feeder = Feeder(engine.model.model, engine.spec.new_cache(CODEC, engine.agents.pool))
     for length in passes(0, len(ids), logits=False):
         feeder.feed(ids[feeder.cache.offset : feeder.cache.offset + length])
     return feeder

@@ -18,9 +18,9 @@ from amem_cli.batch.table import Row, Table
 from amem_cli.engine.models import registry
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.engine import Engine
-from amem_cli.engine.turns.requests import Generation, PrefillProgress, TurnResult, Watcher
+from amem_cli.engine.turns.requests import ChatOptions, Generation, PrefillOptions, PrefillProgress, TurnResult, Watcher
 from amem_cli.engine.turns.scheduler import Scheduler, Ticket
-from amem_cli.engine.turns.steps import Steps, Work
+from amem_cli.engine.turns.steps import Steps, do
 from amem_cli.shell import failures, signals
 from amem_cli.shell.options import Call
 from amem_cli.shell.output import digest
@@ -244,10 +244,9 @@ def _turn(engine: Engine, request: Request, text: str, row: Row, ticket: Ticket[
     if ticket.should_stop():
         raise CancelledError
     if request.fork_from is not None:
-        yield Work(partial(_fork, engine.store, request))
+        yield from do(partial(_fork, engine.store, request))
     if request.op == "snapshot":
-        fields: Fields = yield Work(partial(_snapshot, engine.store, request))
-        return _Outcome(fields)
+        return _Outcome((yield from do(partial(_snapshot, engine.store, request))))
 
     def progress(at: PrefillProgress) -> None:
         row.state, row.tokens, row.tokens_per_second = f"prefill of {at.total:,}", at.done, at.tokens_per_second
@@ -263,18 +262,11 @@ def _steps(engine: Engine, request: Request, text: str, watcher: Watcher) -> Ste
     texts = [Text(text, request.role, request.phase, request.raw)] if text else []
     if request.op == "chat":
         generation = Generation(request.max_tokens, request.temp, request.top_p, request.seed, request.stop)
-        return engine.chat_steps(request.agent, texts, generation, save=request.save, watcher=watcher)
+        return engine.chat_steps(request.agent, texts, generation, ChatOptions(save=request.save), watcher)
     if request.op == "extend":
         return engine.extend_steps(request.agent.agent, texts, watcher=watcher)
-    return engine.prefill_steps(
-        request.agent.agent,
-        texts,
-        system=request.system,
-        domain=request.domain,
-        replace=request.replace,
-        codec=request.codec,
-        watcher=watcher,
-    )
+    options = PrefillOptions(request.system, request.domain, request.replace, request.codec)
+    return engine.prefill_steps(request.agent.agent, texts, options, watcher)
 
 
 def _fork(store: Store, request: Request) -> None:

@@ -110,7 +110,7 @@ class _Turn:
     def run(self, state: Ref, text: str, expect: str | None) -> tuple["TurnResult", signals.Stop]:
         """Answer `text`, streamed. Returns the turn, and which signal ended it, if one did."""
         from amem_cli.engine.prompt.transcript import Text
-        from amem_cli.engine.turns.requests import Watcher
+        from amem_cli.engine.turns.requests import ChatOptions, Watcher
 
         out = self.call.out
         with signals.listening() as heard, out.progress("prefill") as bar:
@@ -126,10 +126,8 @@ class _Turn:
                 state,
                 [Text(text)],
                 self.generation,
-                save=self.save,
-                expect=expect,
-                wait=self.wait,
-                watcher=Watcher(
+                ChatOptions(self.save, expect, self.wait),
+                Watcher(
                     on_text=stream,
                     on_progress=lambda at: bar.update(at.done, at.total, at.tokens_per_second),
                     should_stop=heard,

@@ -37,13 +37,11 @@ def extend(
     entry = turns.choose_model(call, model, store, store.agent(agent))
     engine = turns.load_engine(call, store, entry)
     from amem_cli.engine.prompt.transcript import Text
-    from amem_cli.engine.turns.requests import Watcher
+    from amem_cli.engine.turns.requests import ExtendOptions, Watcher
 
     with signals.listening() as stop, call.out.progress("extend") as bar:
         watcher = Watcher(on_progress=lambda at: bar.update(at.done, at.total, at.tokens_per_second), should_stop=stop)
-        turn = engine.extend(
-            agent, [Text(text, role=role, label=phase, raw=raw)], expect=expect, wait=wait, watcher=watcher
-        )
+        turn = engine.extend(agent, [Text(text, role=role, label=phase, raw=raw)], ExtendOptions(expect, wait), watcher)
     if not turn.changed:
         call.out.warn(f"the extension of {turn.agent} was stopped: it is as it was")
     turns.tell(call.out, turn)

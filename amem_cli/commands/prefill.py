@@ -49,20 +49,14 @@ def prefill(
     entry = turns.choose_model(call, model, store, turns.find_agent(store, agent))
     engine = turns.load_engine(call, store or call.create_store(), entry)
     from amem_cli.engine.prompt.transcript import Text
-    from amem_cli.engine.turns.requests import Watcher
+    from amem_cli.engine.turns.requests import PrefillOptions, Watcher
 
     with signals.listening() as stop, call.out.progress("prefill") as bar:
         turn = engine.prefill(
             agent,
             [Text(text, role=role, raw=raw)] if text else [],
-            system=system_text,
-            domain=domain,
-            replace=replace,
-            codec=codec,
-            wait=wait,
-            watcher=Watcher(
-                on_progress=lambda at: bar.update(at.done, at.total, at.tokens_per_second), should_stop=stop
-            ),
+            PrefillOptions(system_text, domain, replace, codec, wait),
+            Watcher(on_progress=lambda at: bar.update(at.done, at.total, at.tokens_per_second), should_stop=stop),
         )
     if not turn.changed:
         call.out.say(f"{turn.agent} holds that text already")

@@ -21,7 +21,7 @@ def repair(call: Call, ref: State, model: ModelName = None, wait: Wait = DEFAULT
 
     with signals.listening() as stop, call.out.progress("repair") as bar:
         watcher = Watcher(on_progress=lambda at: bar.update(at.done, at.total, at.tokens_per_second), should_stop=stop)
-        done = run(store, engine.conversations, state, wait, watcher)
+        done = run(store, engine.agents, state, wait, watcher)
     if not done.complete:
         call.out.warn(f"the repair of {state} was stopped: nothing has changed")
     elif done.recomputed:

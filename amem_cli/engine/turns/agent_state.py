@@ -13,7 +13,7 @@ from amem_cli.engine.models import fingerprint
 from amem_cli.engine.models.load import LoadedModel
 from amem_cli.engine.persist import cache_files
 from amem_cli.engine.prompt.transcript import Transcript, common_prefix
-from amem_cli.engine.turns.steps import Steps, Work
+from amem_cli.engine.turns.steps import Steps, do
 from kvstore.commit.transaction import AgentHold, Transaction
 from kvstore.disk.clock import timestamp
 from kvstore.errors import ModelMismatchError
@@ -259,7 +259,7 @@ def _loaded(agent: AgentState, begin: Callable[[], cache_files.Loading]) -> Step
     """Read what an agent is loaded from; where that fails its memory is given back."""
     try:
         loading = begin()
-        yield Work(loading.read)
+        yield from do(loading.read)
         agent.rows = loading.finish()
     except Exception:
         agent.release()

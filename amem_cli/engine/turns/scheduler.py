@@ -14,14 +14,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from amem_cli.engine.cache.decode_batch import can_batch, decode_together
 from amem_cli.engine.turns.engine import Engine
-from amem_cli.engine.turns.steps import Pass, Room, Steps, Work
+from amem_cli.engine.turns.steps import Pass, Room, Step, Steps, Work
 
 IO_THREADS = 4
 
@@ -65,7 +64,7 @@ class _Task:
     ticket: Ticket[Any]
     steps: Steps[Any]
     order: int
-    step: Pass | Work | Room | None = None
+    step: Step | None = None
 
 
 @dataclass
@@ -98,7 +97,7 @@ class Scheduler:
         self._next: deque[Ticket[Any]] = deque()  # the first of those, where that turn has ended
         self._tasks: list[_Task] = []
         self._prefills: deque[_Task] = deque()
-        self._working: dict[Future[Any], _Task] = {}
+        self._working: dict[Future[tuple[object, float]], _Task] = {}
         self._waker: Future[None] = Future()
         self._step_seconds = 0.0
         self.batched = self.batched and can_batch(self.engine.model.model, self.engine.spec)
@@ -156,10 +155,17 @@ class Scheduler:
     def _begin(self, ticket: Ticket[Any]) -> None:
         task = _Task(ticket, ticket.begin(), next(self._numbers))
         self._tasks.append(task)
-        self._advance(task, partial(next, task.steps))
+        self._advance(task, None)
 
-    def _advance(self, task: _Task, resume: Callable[[], Pass | Work | Room]) -> None:
-        """Let a turn go on to its next step, or to its end."""
+    def _advance(self, task: _Task, answer: object) -> None:
+        """Give a turn the answer to its step (None begins it); it goes on to its next step, or to its end."""
+        self._resume(task, lambda: task.steps.send(answer))
+
+    def _throw(self, task: _Task, error: BaseException) -> None:
+        """Raise the error of a turn's step inside the turn."""
+        self._resume(task, lambda: task.steps.throw(error))
+
+    def _resume(self, task: _Task, resume: Callable[[], Step]) -> None:
         try:
             task.step = resume()
         except StopIteration as done:
@@ -183,7 +189,7 @@ class Scheduler:
         else:
             del self._behind[task.ticket.agent]
 
-    def _timed(self, run: Callable[[], Any]) -> tuple[Any, float]:
+    def _timed(self, run: Callable[[], object]) -> tuple[object, float]:
         begun = time.perf_counter()
         return run(), time.perf_counter() - begun
 
@@ -193,30 +199,30 @@ class Scheduler:
             task = self._working.pop(future)
             error = future.exception()
             if error is not None:
-                self._advance(task, partial(task.steps.throw, error))
+                self._throw(task, error)
             else:
                 result, seconds = future.result()
                 self.figures.work_seconds += seconds
-                self._advance(task, partial(task.steps.send, result))
+                self._advance(task, result)
 
     def _admit(self) -> None:
         """Let turns in that fit: by priority, then by age. None overtakes one that is too large for now.
 
         What can never run, or is to end, ends at once, whoever stands before it.
         """
-        residents = self.engine.residents
+        budget = self.engine.memory_budget
         for task, room in self._waiting_for_room():
             try:
                 if task.ticket.should_stop():
                     raise CancelledError("stopped before it began")
-                residents.check(room.nbytes)
+                budget.check(room.nbytes)
             except Exception as error:
-                self._advance(task, partial(task.steps.throw, error))
+                self._throw(task, error)
         for task, room in self._waiting_for_room():
-            reservation = residents.reserve(room.nbytes, room.agent_id)
+            reservation = budget.reserve(room.nbytes, room.agent_id)
             if reservation is None:
                 return
-            self._advance(task, partial(task.steps.send, reservation))
+            self._advance(task, reservation)
 
     def _waiting_for_room(self) -> list[tuple[_Task, Room]]:
         waiting = [(task, task.step) for task in self._tasks if isinstance(task.step, Room)]
@@ -250,7 +256,7 @@ class Scheduler:
                 self._run_pass(task)
             return
         for task, logits in zip(tasks, rows, strict=True):
-            self._advance(task, partial(task.steps.send, logits))
+            self._advance(task, logits)
 
     def _prefill(self) -> bool:
         """Passes of agents that prefill, each a pass in turn, until a decode step's time has gone by."""
@@ -266,11 +272,11 @@ class Scheduler:
         step = task.step
         assert isinstance(step, Pass)
         try:
-            logits = step.feeder.feed(step.tokens, step.logits)
+            logits = step.run()
         except Exception as error:
-            self._advance(task, partial(task.steps.throw, error))
+            self._throw(task, error)
         else:
-            self._advance(task, partial(task.steps.send, logits))
+            self._advance(task, logits)
 
     def _rest(self, expecting: bool) -> bool:
         """Wait for an I/O thread or a new turn. Returns False where neither will come."""
@@ -279,7 +285,8 @@ class Scheduler:
         if not self._working and self._incoming.empty() and not self._tasks and not expecting:
             return False
         begun = time.perf_counter()
-        wait([*self._working, self._waker], timeout=0.05, return_when=FIRST_COMPLETED)
+        pending: list[Future[Any]] = [*self._working, self._waker]
+        wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
         if self._working:
             self.figures.idle_seconds += time.perf_counter() - begun
         if self._waker.done():

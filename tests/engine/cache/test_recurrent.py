@@ -14,7 +14,7 @@ from amem_cli.engine.cache.probe import describe
 from amem_cli.engine.cache.recurrent import RecurrentCache
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.repair import repair
-from amem_cli.engine.turns.requests import NOBODY, Watcher
+from amem_cli.engine.turns.requests import NOBODY, ChatOptions, PrefillOptions, Watcher
 from kvstore import lifecycle
 from kvstore.errors import DamageError, ModelMismatchError
 from kvstore.format.kinds import TAIL
@@ -89,9 +89,9 @@ def test_going_back_stops_at_a_state_of_its_own(kind: str, folder: Folder, place
     engine.extend("a", [Text(SENTENCE)])
     middle = place.state("a~1").manifest
     texts = [Text(SENTENCE * 5), Text("A thought."), Text("Another end.")]
-    back = engine.prefill("a", texts, replace=True)
+    back = engine.prefill("a", texts, PrefillOptions(replace=True))
     assert back.reused == middle.cached and back.parted_at is not None and back.parted_at >= back.reused
-    early = engine.prefill("a", [Text(SENTENCE + "It parts before any state.")], replace=True)
+    early = engine.prefill("a", [Text(SENTENCE + "It parts before any state.")], PrefillOptions(replace=True))
     assert early.reused == 0 and early.prefilled == early.tokens - 1
 
 
@@ -99,8 +99,8 @@ def test_going_back_stops_at_a_state_of_its_own(kind: str, folder: Folder, place
 def test_no_prefix_is_taken_without_its_state(kind: str, folder: Folder, place: Place) -> None:
     """Blocks of another agent in the domain fit, but no state does."""
     engine = place.engine(folder(kind))
-    assert engine.prefill("a", [Text(SENTENCE * 60)], domain="team").tokens > 512
-    assert engine.prefill("b", [Text(SENTENCE * 60 + "More.")], domain="team").reused == 0
+    assert engine.prefill("a", [Text(SENTENCE * 60)], PrefillOptions(domain="team")).tokens > 512
+    assert engine.prefill("b", [Text(SENTENCE * 60 + "More.")], PrefillOptions(domain="team")).reused == 0
 
 
 def test_a_prefill_that_was_cut_short_goes_on(folder: Folder, place: Place) -> None:
@@ -126,15 +126,15 @@ def test_repair_computes_states_again(kind: str, folder: Folder, place: Place) -
     engine.chat(Ref("a"), [Text("And then?")], SHORT)
     head = place.state("a")
     assert head.manifest.tail is not None
-    expected = engine.chat(Ref("a"), [Text("Well?")], SHORT, save=False).text
+    expected = engine.chat(Ref("a"), [Text("Well?")], SHORT, ChatOptions(save=False)).text
     tail = place.store.layout.object(head.agent.domain, TAIL, head.manifest.tail.sha256)
     before = tail.read_bytes()
     tail.unlink()
     with pytest.raises(DamageError):
-        place.engine(folder(kind)).chat(Ref("a"), [Text("Well?")], SHORT, save=False)
-    done = repair(place.store, place.engine(folder(kind)).conversations, Ref("a"), 0, NOBODY)
+        place.engine(folder(kind)).chat(Ref("a"), [Text("Well?")], SHORT, ChatOptions(save=False))
+    done = repair(place.store, place.engine(folder(kind)).agents, Ref("a"), 0, NOBODY)
     assert not done.recomputed and done.manifest == head.digest and tail.read_bytes() == before
-    assert place.engine(folder(kind)).chat(Ref("a"), [Text("Well?")], SHORT, save=False).text == expected
+    assert place.engine(folder(kind)).chat(Ref("a"), [Text("Well?")], SHORT, ChatOptions(save=False)).text == expected
 
 
 @pytest.mark.parametrize("kind", ["mamba2", "falcon_h1"])

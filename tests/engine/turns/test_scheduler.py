@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.engine import Engine
-from amem_cli.engine.turns.requests import Generation, TurnResult, Watcher
+from amem_cli.engine.turns.requests import ChatOptions, Generation, TurnResult, Watcher
 from amem_cli.engine.turns.scheduler import Ticket
 from kvstore.errors import DamageError, UsageError
 from kvstore.naming import Ref
@@ -40,7 +40,7 @@ def test_four_agents_say_together_what_they_say_alone(gemma: Path, place: Place)
     together = [result.text for result in many.run()]
     assert many.scheduler.figures.decode_steps < 80  # four answers of 64 tokens, most of them in common steps
     alone = [
-        many.engine.chat(Ref(name), [Text(" said that")], Generation(max_tokens=64), save=False).text
+        many.engine.chat(Ref(name), [Text(" said that")], Generation(max_tokens=64), ChatOptions(save=False)).text
         for name in openings
     ]
     assert together == alone
@@ -187,7 +187,7 @@ def test_a_turn_whose_time_is_over_commits_what_it_said(endless: Path, place: Pl
     assert place.state("talker").manifest.tokens == result.tokens
     assert isinstance(waiter.future.exception(), CancelledError)  # it never had room
     assert place.state("waiter").digest == before["waiter"].manifest
-    assert many.engine.residents.nbytes <= many.engine.conversations.pool.nbytes
+    assert many.engine.memory_budget.nbytes <= many.engine.agents.pool.nbytes
 
 
 def test_an_agents_turns_run_in_their_order_whenever_they_come(endless: Path, place: Place) -> None:
