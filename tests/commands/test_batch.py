@@ -68,6 +68,7 @@ def test_a_debate_is_one_file(amem: Amem, model: Path, environment: dict[str, st
     *turns, result = told
     assert result["type"] == "result" and result["command"] == "batch" and result["ok"] is True
     assert [result[key] for key in ("done", "failed", "skipped", "interrupted")] == [8, 0, 0, 0]
+    assert result["row_by_row_steps"] == 0
     assert result["generated"] == sum(turn.get("generated", 0) for turn in turns) == 16
     found = by_id(turns)
     assert list(found["make-optimist"]) == TURN_KEYS.split()
@@ -174,6 +175,25 @@ def test_a_turn_too_large_for_memory_and_one_whose_time_is_over(amem: Amem, mode
     assert (found["late"]["state"], found["late"]["finish"]) == ("interrupted", "interrupted")
     assert found["late"]["manifest"] and found["late"]["generated"] > 0
     assert found["next"]["state"] == "skipped"
+
+
+def test_a_decode_step_that_fails_is_a_warning_without_text(model: Path, environment: dict[str, str]) -> None:
+    planted = """
+import sys
+from amem_cli.__main__ import run
+from amem_cli.engine.turns import scheduler
+def fail(*_):
+    raise RuntimeError("secret text")
+scheduler.decode_together = fail
+sys.argv = ["amem", "batch", "-", "--model", sys.argv[1]]
+run()
+"""
+    requests = ndjson(prefill("a"), prefill("b"), chat("one", "a", max_tokens=60), chat("two", "b", max_tokens=60))
+    arguments = [sys.executable, "-c", planted, str(model)]
+    done = subprocess.run(arguments, input=requests, env=environment, capture_output=True, timeout=120)
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0 and result["done"] == 4 and result["row_by_row_steps"] > 1
+    assert done.stderr.decode().count("failed (RuntimeError)") == 1 and b"secret" not in done.stderr + done.stdout
 
 
 @pytest.fixture
