@@ -53,7 +53,7 @@ def test_a_reader_written_from_the_page_reads_what_the_engine_computes_with(stor
     assert read.tokens == tokens.tolist()
     cache = AgentCache(manifest.groups, manifest.codec, SlabPool())
     cache_files.load(store, manifest, cache, tokens).now()
-    for group, described in zip(cache.groups, read.manifest["groups"], strict=True):
+    for group, described in zip(cache.with_blocks, read.manifest["groups"], strict=True):
         keys, values = read.group(described)
         if group.group.kind == "full":
             assert keys.shape[2] == values.shape[2] == manifest.cached

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from amem_cli.engine.cache.slabs import footprint
+from amem_cli.engine.cache.agent_cache import footprint
 from amem_cli.engine.models.registry import find
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.engine import Engine

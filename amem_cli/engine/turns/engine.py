@@ -202,7 +202,7 @@ class Engine:
             return digest
 
         # blocks are written from the host's views; recurrent states are MLX arrays, for the MLX thread only
-        digest = write() if agent.feeder.cache.states else (yield from do(write))
+        digest = write() if agent.feeder.cache.recurrent else (yield from do(write))
         turn.hand_on()
         agent.share()
         self.memory_budget.put(agent)

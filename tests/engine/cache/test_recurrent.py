@@ -12,11 +12,13 @@ from mlx_lm.models.cache import ArraysCache
 
 from amem_cli.engine.cache.probe import describe
 from amem_cli.engine.cache.recurrent import RecurrentCache
+from amem_cli.engine.cache.slabs import SlabPool
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.repair import repair
 from amem_cli.engine.turns.requests import NOBODY, ChatOptions, PrefillOptions, Watcher
 from kvstore import lifecycle
 from kvstore.errors import DamageError, ModelMismatchError
+from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from kvstore.format.kinds import TAIL
 from kvstore.format.layers import LayerGroup
 from kvstore.format.parts import Dtype, Part
@@ -43,21 +45,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_a_tail_gives_back_the_same_bits(dtype: Dtype) -> None:
     group = LayerGroup("recurrent-0", "recurrent", (0, 2), 0, 0, 0, states=(Part("state.0", dtype, (1, 3, 4)),))
-    given, taken = RecurrentCache(group), RecurrentCache(group)
+    given, taken = (RecurrentCache(group, CODECS[DEFAULT_CODEC], SlabPool()) for _ in range(2))
     mlx = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}[dtype]
     for layer in given.layers:
         layer[0] = mx.random.normal((1, 6, 4)).astype(mlx)[:, 3:]
     mx.eval(given.gather())
-    (tail,) = given.tail()
+    (tail,) = given.tail(0, 0)
     assert tail.shape == (2, 1, 3, 4) and tail.nbytes == given.nbytes
-    taken.load_tail([tail])
+    taken.load_tail(0, 0, [tail])
     for one, other in zip(given.layers, taken.layers, strict=True):
         assert other[0].dtype == mlx and mx.array_equal(one[0], other[0])
 
 
 def test_a_state_does_not_keep_what_it_was_cut_from() -> None:
     group = LayerGroup("recurrent-0", "recurrent", (0,), 0, 0, 0, states=(Part("state.0", "F32", (1, 1, 256)),))
-    cache = RecurrentCache(group)
+    cache = RecurrentCache(group, CODECS[DEFAULT_CODEC], SlabPool())
     mx.clear_cache()
     before = mx.get_active_memory()
     for _ in range(8):

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from amem_cli.engine.cache.layer_cache import LayerGroupCache
+from amem_cli.engine.cache.attention_caches import FullCache
 from amem_cli.engine.cache.slabs import Slab, SlabPool
 from amem_cli.engine.prompt.transcript import Text, Transcript
 from amem_cli.engine.turns.agent_state import AgentState, AgentStates
@@ -196,9 +196,9 @@ def test_another_text_in_a_shared_slab_s_place_leaves_it_alone(family: Family) -
             np.testing.assert_array_equal(before, buffer.host)
 
 
-def filled(pool: SlabPool, keys: list[str]) -> LayerGroupCache:
+def filled(pool: SlabPool, keys: list[str]) -> FullCache:
     """Full slabs of one byte, a different one for each key, as if they had been read; then shared."""
-    cache = LayerGroupCache(layer_group(layers=1, kv_heads=1), CODEC, pool)
+    cache = FullCache(layer_group(layers=1, kv_heads=1), CODEC, pool)
     cache.begin(keys)
     for i, key in enumerate(keys):
         if not cache.shares(16 * i):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amem_cli.engine.cache.slabs import footprint
+from amem_cli.engine.cache.agent_cache import footprint
 from amem_cli.engine.models.registry import find
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.engine import Engine

@@ -1,6 +1,5 @@
 """Blocks come back from their tokens under the digests that they had."""
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from amem_cli.engine.turns.repair import repair
 from amem_cli.engine.turns.requests import NOBODY, ChatOptions, Watcher
 from kvstore import lifecycle
 from kvstore.errors import DamageError
+from kvstore.format.document import replace
 from kvstore.format.kinds import BLOCK, TAIL
 from kvstore.naming import Ref
 from tests.support.models import KINDS, Kind
@@ -87,7 +87,7 @@ def test_other_bits_make_a_new_head_and_snapshots_stay(tiny: Tiny, place: Place)
     talked(engine)
     state = place.state("a")
     with place.store.hold("a", 0) as hold, place.store.transaction(place.store.domain(state.agent.domain)) as txn:
-        false = dataclasses.replace(state.manifest, feeds=((1, state.manifest.cached),), previous=state.digest)
+        false = replace(state.manifest, feeds=((1, state.manifest.cached),), previous=state.digest)
         txn.commit(hold, false, state.digest)
     lifecycle.snapshot(place.store, Ref("a"), "s")
     block_files(place, "a")[1].unlink()
