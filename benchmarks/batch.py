@@ -17,9 +17,9 @@ from typing import Any
 import mlx.core as mx
 from platformdirs import user_cache_path
 
+from amem_cli.engine.cache.agent_cache import footprint
 from amem_cli.engine.cache.decode_batch import DecodeBatch, decode_together
 from amem_cli.engine.cache.feeder import Feeder, passes
-from amem_cli.engine.cache.slabs import footprint
 from amem_cli.engine.models.registry import find
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.engine import Engine
@@ -40,7 +40,7 @@ HIDDEN = 0.8
 
 def filled(engine: Engine, ids: Sequence[int]) -> Feeder:
     """An agent in memory that has read `ids`."""
-    feeder = Feeder(engine.model.model, engine.spec.new_cache(CODEC, engine.conversations.pool))
+    feeder = Feeder(engine.model.model, engine.spec.new_cache(CODEC, engine.agents.pool))
     for length in passes(0, len(ids), logits=False):
         feeder.feed(ids[feeder.cache.offset : feeder.cache.offset + length])
     return feeder
@@ -65,7 +65,7 @@ def taken_apart(engine: Engine, rows: Sequence[Feeder]) -> tuple[float, float, f
     began = time.perf_counter()
     out = engine.model.model(mx.array([[TOKEN]] * len(rows)), cache=batch.layers)
     logits = [out[i, -1].astype(mx.float32) for i in range(len(rows))]
-    intakes = [(group, group.gather()) for feeder in rows for group in feeder.cache.groups]
+    intakes = [(group, group.gather()) for feeder in rows for group in feeder.cache.with_blocks]
     described = time.perf_counter()
     mx.eval(logits, [array for _, intake in intakes for array in intake.arrays()])
     evaluated = time.perf_counter()

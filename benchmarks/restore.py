@@ -26,11 +26,11 @@ from amem_cli.engine.cache.slabs import SlabPool
 from amem_cli.engine.persist import cache_files
 from benchmarks.models import drop_from_page_cache, new_store
 from benchmarks.report import Row, bars, finish, interleaved, options, ratio, seconds
-from kvstore.disk.clock import timestamp
+from kvstore.commit.state import NewState, Tokens, write_state
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from kvstore.format.kinds import BLOCK
 from kvstore.format.layers import LayerGroup
-from kvstore.format.manifest import BlockRow, Manifest, ModelIdentity, features_of
+from kvstore.format.manifest import BlockRow, ModelIdentity
 from kvstore.format.records import Domain
 from kvstore.naming import new_id
 from kvstore.store import Store
@@ -55,7 +55,7 @@ class Agent:
     store: Store
     groups: tuple[LayerGroup, ...]
     domain: str
-    tokens: cache_files.Tokens
+    tokens: Tokens
     blocks: list[BlockRow]
 
     @property
@@ -109,36 +109,13 @@ def write_agent(
     tokens = random.integers(0, 1 << 17, cached + 1, np.int32)
     cache = AgentCache(groups, CODEC, SlabPool())
     cache.offset = cached
-    for group in cache.groups:
-        for block in cache_files.needed_blocks(group.group, cached):
-            for part in group.block(block):
-                part[...] = np.frombuffer(random.bytes(part.nbytes), part.dtype).reshape(part.shape)
+    for part in cache.with_blocks:
+        for block in part.group.needed_blocks(cached):
+            for array in part.block(block):
+                array[...] = np.frombuffer(random.bytes(array.nbytes), array.dtype).reshape(array.shape)
     with store.hold(f"agent{number}", 0) as hold, store.transaction(domain) as txn:
-        rows = cache_files.save_blocks(txn, domain, IDENTITY, cache, tokens, {})
-        manifest = Manifest(
-            agent=new_id(),
-            domain=domain.id,
-            salt=domain.salt,
-            previous=None,
-            resumes=None,
-            op="prefill",
-            model=IDENTITY,
-            codec=CODEC,
-            groups=groups,
-            tokens=cached + 1,
-            cached=cached,
-            pages=cache_files.save_pages(txn, domain, cache, tokens, rows, ()),
-            window_blocks=cache_files.window_rows(cache, rows),
-            tail=cache_files.save_tail(txn, domain, IDENTITY, cache),
-            feeds=(),
-            turns=(),
-            owed=(),
-            stop=None,
-            sampling=None,
-            complete=True,
-            created=timestamp(),
-            features=features_of(CODEC),
-        )
+        state = NewState(new_id(), None, "prefill", IDENTITY, CODEC, groups, tokens, cached)
+        manifest, rows = write_state(txn, state, cache_files.CacheContent(cache))
         txn.commit(hold, manifest, None)
     return Agent(store, groups, domain.id, tokens, list(rows.values()))
 

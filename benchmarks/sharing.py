@@ -10,8 +10,8 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from amem_cli.engine.cache.agent_cache import AgentCache
-from amem_cli.engine.cache.slabs import SlabPool, footprint
+from amem_cli.engine.cache.agent_cache import AgentCache, footprint
+from amem_cli.engine.cache.slabs import SlabPool
 from amem_cli.engine.persist import cache_files
 from benchmarks.models import new_store
 from benchmarks.report import Row, bars, finish, interleaved, options, ratio, seconds

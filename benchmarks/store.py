@@ -13,25 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.report import Row, finish, options
 from kvstore.commit.index import Index
 from kvstore.commit.journal import NO_LINE, Actor, Change, Entry
-from kvstore.disk.clock import timestamp
+from kvstore.commit.state import NewState, Rows, Tokens
 from kvstore.format import document
-from kvstore.format.block import BlockHeader, digest, encode_header
+from kvstore.format.block import FileDigest, digest, encode_header
 from kvstore.format.codecs import CODECS
-from kvstore.format.kinds import BLOCK, MANIFEST, PAGE
+from kvstore.format.kinds import BLOCK, MANIFEST, PAGE, ObjectKind
 from kvstore.format.layers import LayerGroup, block_parts
-from kvstore.format.manifest import PAGE_TOKENS, BlockRow, FileRow, Manifest, ModelIdentity, Page, Turn, encode
+from kvstore.format.manifest import BlockRow, FileRow, ModelIdentity, Turn, encode
 from kvstore.format.parts import BLOCK_TOKENS
-from kvstore.format.prefix_keys import prefix_chain
 from kvstore.format.records import AgentRef, Domain
 from kvstore.naming import new_id
 from kvstore.store import Store
-
-Tokens = npt.NDArray[np.int32]
 
 BLOCKS_PER_STATE = 10
 STATES_PER_AGENT = 10
@@ -73,17 +69,14 @@ class Maker:
         layout.domain(domain.id).chmod(0o700)
         _write(layout.domain_file(domain.id), document.encode(domain))
         tokens = self._random.integers(0, 250_000, STATES_PER_AGENT * BLOCKS_PER_STATE * BLOCK_TOKENS + 1, np.int32)
-        rows = self._blocks(domain, tokens)
-        Index(layout).add(domain.id, rows)
+        rows = self._put_blocks(domain, _state("", None, tokens))
+        Index(layout).add(domain.id, list(rows.values()))
         agent_id, created = new_id(), ""
         head: str | None = None
         entry: Entry | None = None
-        for state in range(1, STATES_PER_AGENT + 1):
-            end = state * BLOCKS_PER_STATE * BLOCK_TOKENS
-            before, head = (
-                head,
-                self._state(domain, agent_id, head, tokens[: end + 1], rows[: state * BLOCKS_PER_STATE]),
-            )
+        for number in range(1, STATES_PER_AGENT + 1):
+            cached = number * BLOCKS_PER_STATE * BLOCK_TOKENS
+            before, head = head, self._put_state(domain, _state(agent_id, head, tokens[: cached + 1]), rows)
             entry = self._line(Change("extend", agent_id, domain.id, before, head))
             created = created or entry.time
         assert head and entry
@@ -91,61 +84,30 @@ class Maker:
         _write(layout.agent_ref(name), document.encode(AgentRef(name, agent_id, domain.id, head, created, entry.time)))
         self.agents += 1
 
-    def _blocks(self, domain: Domain, tokens: Tokens) -> list[BlockRow]:
-        rows, parent = [], ""
-        for place, key in enumerate(prefix_chain(domain.salt, _MODEL.fingerprint, _CODEC.name, _GROUP.id, tokens)):
-            start = place * BLOCK_TOKENS
-            header = BlockHeader(domain.id, _MODEL.fingerprint, _CODEC.name, _GROUP.id, start, key, parent)
-            parts = block_parts(_GROUP, _CODEC, start)
-            data = encode_header(header.metadata(), parts) + tokens[start : start + BLOCK_TOKENS].tobytes()
-            found = digest([data])
-            _write(self.store.layout.object(domain.id, BLOCK, found.sha256), data, 0o400)
-            rows.append(BlockRow(_GROUP.id, start, key, found.sha256, found.xxh3, found.bytes))
-            parent = key
+    def _put_blocks(self, domain: Domain, state: NewState) -> Rows:
+        rows: Rows = {}
+        keys = state.prefix_keys(domain, _GROUP)
+        for group, number in state.needed_blocks(in_pages=True):
+            header = state.block_header(domain, group, number, keys)
+            ids = state.tokens[header.position : header.position + BLOCK_TOKENS]
+            data = encode_header(header.metadata(), block_parts(group, _CODEC, header.position)) + ids.tobytes()
+            found = self._put(domain, BLOCK, data)
+            rows[group.id, number] = BlockRow(
+                group.id, header.position, header.prefix_key, found.sha256, found.xxh3, found.bytes
+            )
         return rows
 
-    def _state(
-        self,
-        domain: Domain,
-        agent_id: str,
-        previous: str | None,
-        tokens: Tokens,
-        rows: list[BlockRow],
-    ) -> str:
-        layout, ids, pages = self.store.layout, tokens.tolist(), []
-        for start in range(0, len(ids), PAGE_TOKENS):
-            own = tuple(row for row in rows if start <= row.position < start + PAGE_TOKENS)
-            data = encode(Page(start, tuple(ids[start : start + PAGE_TOKENS]), own, domain.salt))
-            found = digest([data])
-            _write(layout.object(domain.id, PAGE, found.sha256), data)
-            pages.append(FileRow(found.sha256, found.xxh3, found.bytes, len(ids[start : start + PAGE_TOKENS])))
-        manifest = Manifest(
-            agent=agent_id,
-            domain=domain.id,
-            salt=domain.salt,
-            previous=previous,
-            resumes=None,
-            op="extend",
-            model=_MODEL,
-            codec=_CODEC,
-            groups=(_GROUP,),
-            tokens=len(ids),
-            cached=len(ids) - 1,
-            pages=tuple(pages),
-            window_blocks=(),
-            tail=None,
-            feeds=((BLOCK_TOKENS, len(rows)),),
-            turns=(Turn("user", 0, len(ids)),),
-            owed=(),
-            stop=None,
-            sampling=None,
-            complete=True,
-            created=timestamp(),
-        )
-        data = encode(manifest)
+    def _put_state(self, domain: Domain, state: NewState, rows: Rows) -> str:
+        pages = []
+        for page in state.pages(domain, rows):
+            found = self._put(domain, PAGE, encode(page))
+            pages.append(FileRow(found.sha256, found.xxh3, found.bytes, len(page.tokens)))
+        return self._put(domain, MANIFEST, encode(state.manifest(domain, rows, tuple(pages), None))).sha256
+
+    def _put(self, domain: Domain, kind: ObjectKind, data: bytes) -> FileDigest:
         found = digest([data])
-        _write(layout.object(domain.id, MANIFEST, found.sha256), data)
-        return found.sha256
+        _write(self.store.layout.object(domain.id, kind, found.sha256), data, kind.mode)
+        return found
 
     def _line(self, change: Change) -> Entry:
         self._seq += 1
@@ -155,6 +117,13 @@ class Maker:
         self.store.layout.journal.chmod(0o600)
         self._prev = entry.digest
         return entry
+
+
+def _state(agent_id: str, previous: str | None, tokens: Tokens) -> NewState:
+    """A state of these tokens, of which all but the last are in its cache."""
+    cached = len(tokens) - 1
+    feeds, turns = ((BLOCK_TOKENS, cached // BLOCK_TOKENS),), (Turn("user", 0, len(tokens)),)
+    return NewState(agent_id, previous, "extend", _MODEL, _CODEC, (_GROUP,), tokens, cached, feeds, turns)
 
 
 def _write(path: Path, data: bytes, mode: int = 0o600) -> None:

@@ -12,9 +12,11 @@ import pytest
 from tests.support.running import children
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"(?P<excuse><!-- not run: [^\n]+ -->\n)?^```(?P<kind>sh|console)\n(?P<text>.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+_NAMED = re.compile(r"`((?:amem_cli|benchmarks|docs|kvstore|man|completions|tests|tools)/[\w./-]+)(?:::(\w+))?`")
+_EXAMPLES = re.compile(r"NAME|\.\.\.")
 _SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -78,6 +80,14 @@ def test_a_page_without_an_excuse_is_run() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in _LINK.findall(page.read_text("utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_tests_that_a_page_names_exist(page: Path) -> None:
+    for path, test in _NAMED.findall(page.read_text("utf-8")):
+        if not _EXAMPLES.search(path) and page.name != "CHANGELOG.md":
+            assert (ROOT / path).exists(), f"{page.name} names {path}"
+            assert not test or f"def {test}(" in (ROOT / path).read_text("utf-8"), f"{page.name} names {path}::{test}"
 
 
 def test_every_page_stands_in_the_index() -> None:

@@ -18,6 +18,7 @@ from amem_cli.engine.models.registry import ModelEntry
 from amem_cli.engine.persist import cache_files
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.engine import Engine
+from amem_cli.engine.turns.requests import PrefillOptions
 from kvstore import errors
 from kvstore.archive.export import exporting, write_file
 from kvstore.commit.journal import Actor
@@ -45,7 +46,7 @@ def store(request: pytest.FixtureRequest, tiny: Callable[[str], Path], tmp_path:
     made = Store.open_or_create(tmp_path / "store", Actor.here("test", "0"))
     folder = tiny(kind)
     engine = Engine(made, ModelEntry(kind, str(folder), "folder", folder), tmp_path / "cache")
-    turn = engine.prefill("a", [Text(TEXT)], codec=codec)
+    turn = engine.prefill("a", [Text(TEXT)], PrefillOptions(codec=codec))
     assert turn.tokens % 256 > 64 and turn.tokens % 64 > 1
     return made
 
@@ -57,7 +58,7 @@ def test_a_reader_written_from_the_page_reads_what_the_engine_computes_with(stor
     assert read.tokens == tokens.tolist()
     cache = AgentCache(manifest.groups, manifest.codec, SlabPool())
     cache_files.load(store, manifest, cache, tokens).now()
-    for group, described in zip(cache.groups, read.manifest["groups"], strict=True):
+    for group, described in zip(cache.with_blocks, read.manifest["groups"], strict=True):
         keys, values = read.group(described)
         if group.group.kind == "full":
             assert keys.shape[2] == values.shape[2] == manifest.cached

@@ -68,7 +68,8 @@ class Batch:
             self._scheduler.run(self._step)
         if self._lines.error is not None:
             raise self._lines.error
-        return {**self._totals, "seconds": time.perf_counter() - started}
+        steps = self._scheduler.figures.row_by_row_steps if self._scheduler else 0
+        return {**self._totals, "row_by_row_steps": steps, "seconds": time.perf_counter() - started}
 
     def _step(self) -> bool:
         """Read, submit and report between two rounds. Returns whether there is more to wait for."""
@@ -141,9 +142,13 @@ class Batch:
         else:
             entry = self._entry
         engine = Engine(store or call.create_store(), entry, call.cache_dir, memory=self._memory)
-        self._entry, self._scheduler = entry, Scheduler(engine, self._batched)
+        self._entry, self._scheduler = entry, Scheduler(engine, self._batched, self._warn_of_fallback)
         self._lines.wake = self._scheduler.wake
         return self._scheduler
+
+    def _warn_of_fallback(self, error: Exception) -> None:
+        kind = type(error).__name__  # its message could hold text of an agent
+        self._out.warn(f"a decode step for several agents failed ({kind}): it runs again, one agent at a time")
 
     def _is_loaded(self, model: str) -> bool:
         found, loaded = registry.find(self._call.layout, model), self._entry

@@ -9,9 +9,9 @@ from amem_cli.batch.requests import Chat, Extend, Prefill, Request, Snapshot
 from amem_cli.batch.table import Row
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.engine import Engine
-from amem_cli.engine.turns.requests import Generation, PrefillProgress, TurnResult, Watcher
+from amem_cli.engine.turns.requests import ChatOptions, Generation, PrefillOptions, PrefillProgress, TurnResult, Watcher
 from amem_cli.engine.turns.scheduler import Ticket
-from amem_cli.engine.turns.steps import Steps, Work
+from amem_cli.engine.turns.steps import Steps, do
 from amem_cli.shell.output import digest
 from kvstore import lifecycle
 from kvstore.naming import Ref
@@ -35,10 +35,9 @@ def request_steps(engine: Engine, request: Request, text: str, row: Row, ticket:
         raise CancelledError
     operation, source = request.operation, request.fork_from
     if source is not None:
-        yield Work(lambda: _fork(engine.store, source, request.agent.agent))
+        yield from do(lambda: _fork(engine.store, source, request.agent.agent))
     if isinstance(operation, Snapshot):
-        fields: Fields = yield Work(lambda: _snapshot(engine.store, request.agent, operation))
-        return Outcome(fields)
+        return Outcome((yield from do(lambda: _snapshot(engine.store, request.agent, operation))))
 
     def progress(at: PrefillProgress) -> None:
         row.state, row.tokens, row.tokens_per_second = f"prefill of {at.total:,}", at.done, at.tokens_per_second
@@ -60,19 +59,12 @@ def _turn_steps(
         texts = [Text(text, label=operation.phase)] if text else []
         stops = (operation.stop,) if isinstance(operation.stop, str) else operation.stop
         generation = Generation(operation.max_tokens, operation.temp, operation.top_p, operation.seed, stops)
-        return engine.chat_steps(request.agent, texts, generation, save=operation.save, watcher=watcher)
+        return engine.chat_steps(request.agent, texts, generation, ChatOptions(save=operation.save), watcher)
     texts = [Text(text, operation.role, operation.phase, operation.raw)] if text else []
     if isinstance(operation, Extend):
         return engine.extend_steps(request.agent.agent, texts, watcher=watcher)
-    return engine.prefill_steps(
-        request.agent.agent,
-        texts,
-        system=operation.system,
-        domain=operation.domain,
-        replace=operation.replace,
-        codec=operation.codec,
-        watcher=watcher,
-    )
+    options = PrefillOptions(operation.system, operation.domain, operation.replace, operation.codec)
+    return engine.prefill_steps(request.agent.agent, texts, options, watcher)
 
 
 def _fork(store: Store, source: Ref, name: str) -> None:

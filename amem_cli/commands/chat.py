@@ -124,7 +124,7 @@ class _Chat:
     def turn(self, state: Ref, text: str, expect: str | None) -> tuple["TurnResult", signals.Stop]:
         """Answer `text`, streamed. Returns the turn, and the signal that ended it, if one did."""
         from amem_cli.engine.prompt.transcript import Text
-        from amem_cli.engine.turns.requests import Watcher
+        from amem_cli.engine.turns.requests import ChatOptions, Watcher
 
         out = self.call.out
         with signals.listening() as stop, out.progress("prefill") as bar:
@@ -140,10 +140,8 @@ class _Chat:
                 state,
                 [Text(text)],
                 self.generation,
-                save=self.save,
-                expect=expect,
-                wait=self.wait,
-                watcher=Watcher(
+                ChatOptions(self.save, expect, self.wait),
+                Watcher(
                     on_text=stream,
                     on_progress=lambda at: bar.update(at.done, at.total, at.tokens_per_second),
                     should_stop=stop,

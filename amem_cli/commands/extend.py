@@ -51,12 +51,11 @@ def extend(
     entry = turns.choose_model(call, model, store, store.agent(agent))
     engine = turns.load_engine(call, store, entry)
     from amem_cli.engine.prompt.transcript import Text
+    from amem_cli.engine.turns.requests import ExtendOptions
 
     with signals.listening() as stop, call.out.progress("extend") as bar:
-        watcher = turns.watcher_of(bar, stop)
-        turn = engine.extend(
-            agent, [Text(text, role=role, label=phase, raw=raw)], expect=expect, wait=wait, watcher=watcher
-        )
+        texts = [Text(text, role=role, label=phase, raw=raw)]
+        turn = engine.extend(agent, texts, ExtendOptions(expect, wait), turns.watcher_of(bar, stop))
     if not turn.changed:
         call.out.warn(f"extend was interrupted; {turn.agent} is unchanged")
     turns.print_summary(call.out, turn)

@@ -87,10 +87,10 @@ def _import_mlx(
     ids = None if tokens is None else _token_ids(tokens)
 
     from amem_cli.engine.models import registry
-    from amem_cli.engine.persist import mlx_lm
+    from amem_cli.engine.turns.import_mlx_lm import import_file
 
     entry = registry.find(call.layout, model)
-    made = mlx_lm.import_file(
+    made = import_file(
         call.create_store(), entry, call.cache_dir, Path(file), name, tokens=ids, domain=domain, wait=wait
     )
     call.out.warn(

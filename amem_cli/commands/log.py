@@ -178,7 +178,7 @@ def _journal(call: Call, store: "Store", number: int | None, since: str | None, 
 def _print_entry(out: Output, entry: "Entry", agent: str | None) -> None:
     """A line of the journal; `agent`: the name of its agent, if that still exists."""
     change, actor = entry.change, entry.actor
-    values = {**as_dict(entry), "agent": agent}
+    values = {**as_dict(change), **as_dict(entry), "agent": agent}
     values |= {"before": digest(change.before), "after": digest(change.after)}
     out.line("entry", **values)
     who = f"{actor.user}@{actor.host}" + (f" as {actor.claimed}" if actor.claimed else "")

@@ -54,17 +54,14 @@ def prefill(
     entry = turns.choose_model(call, model, store, turns.find_agent(store, agent))
     engine = turns.load_engine(call, store or call.create_store(), entry)
     from amem_cli.engine.prompt.transcript import Text
+    from amem_cli.engine.turns.requests import PrefillOptions
 
     with signals.listening() as stop, call.out.progress("prefill") as bar:
         turn = engine.prefill(
             agent,
             [Text(text, role=role, raw=raw)] if text else [],
-            system=system_text,
-            domain=domain,
-            replace=replace,
-            codec=codec,
-            wait=wait,
-            watcher=turns.watcher_of(bar, stop),
+            PrefillOptions(system_text, domain, replace, codec, wait),
+            turns.watcher_of(bar, stop),
         )
     if not turn.changed:
         call.out.info(f"{turn.agent} already has this text; nothing changed")

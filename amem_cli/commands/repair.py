@@ -20,7 +20,7 @@ def repair(call: Call, ref: State, model: ModelName = None, wait: Wait = DEFAULT
     from amem_cli.engine.turns.repair import repair as run
 
     with signals.listening() as stop, call.out.progress("repair") as bar:
-        done = run(store, engine.conversations, state, wait, turns.watcher_of(bar, stop))
+        done = run(store, engine.agents, state, wait, turns.watcher_of(bar, stop))
     if not done.complete:
         call.out.warn(f"repair of {state} was interrupted; nothing changed")
     elif done.recomputed:

@@ -5,6 +5,8 @@ stored, where its blocks are listed, how far a cache can be cut. Pure arithmetic
 To add a kind, add a class here and an entry to LAYER_KINDS; the engine's side is `amem_cli/engine/cache`.
 """
 
+from collections.abc import Sequence
+from math import lcm
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
@@ -136,6 +138,13 @@ class RecurrentKind(LayerKind):
 
     def state_parts(self, group: LayerGroup) -> list[Part]:
         return [Part(part.name, part.dtype, (len(group.layers), *part.shape)) for part in group.states]
+
+
+def cut_position(groups: Sequence[LayerGroup], position: int) -> int:
+    """The last position up to `position` to which caches of all these layer groups can be cut back; 0 if to none."""
+    cuts = [group.layer_kind.cut_tokens for group in groups]
+    steps = [cut for cut in cuts if cut is not None]
+    return position // lcm(*steps) * lcm(*steps) if len(steps) == len(cuts) else 0
 
 
 FULL, WINDOW, RECURRENT = LayerKind(), WindowKind(), RecurrentKind()

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from kvstore.commit.journal import Actor
-from kvstore.disk.clock import timestamp
-from kvstore.format.block import BlockHeader
+from kvstore.commit.state import NewState, write_state
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
-from kvstore.format.layers import LayerGroup, block_parts
-from kvstore.format.manifest import Manifest, ModelIdentity, Page, Turn, features_of
-from kvstore.format.parts import BLOCK_TOKENS
-from kvstore.format.prefix_keys import prefix_chain
+from kvstore.format.layers import LayerGroup, block_parts, tail_parts
+from kvstore.format.manifest import ModelIdentity, Turn
+from kvstore.format.parts import BLOCK_TOKENS, Part
 from kvstore.naming import new_id
 from kvstore.store import Store
 from tests.support.running.amem import Amem, Done, in_own_process, in_this_process
@@ -74,41 +72,37 @@ def put_state(store: Store, name: str, tokens: Sequence[int], complete: bool = T
     with store.hold(name, wait=1) as hold:
         before = hold.agent.manifest if hold.agent else None
         domain = store.domain(hold.agent.domain) if hold.agent else store.create_domain()
-        ids = np.array(tokens, np.int32)
+        agent_id, turn = hold.agent.id if hold.agent else new_id(), Turn("user", 0, len(tokens))
+        state = NewState(
+            agent=agent_id,
+            previous=before,
+            op="prefill",
+            model=MODEL,
+            codec=CODEC,
+            groups=(GROUP,),
+            tokens=np.array(tokens, np.int32),
+            cached=len(tokens) - 1,
+            turns=(turn,),
+            complete=complete,
+        )
         with store.transaction(domain) as transaction:
-            rows, parent = [], ""
-            for place, key in enumerate(prefix_chain(domain.salt, MODEL.fingerprint, CODEC.name, GROUP.id, ids)):
-                start = place * BLOCK_TOKENS
-                header = BlockHeader(domain.id, MODEL.fingerprint, CODEC.name, GROUP.id, start, key, parent)
-                parts = block_parts(GROUP, CODEC, start)
-                numbers = np.random.default_rng(place)
-                buffers = [ids[start : start + BLOCK_TOKENS].tobytes()]
-                buffers += [numbers.bytes(part.nbytes) for part in parts[1:]]
-                rows.append(transaction.put_block(header, buffers, parts))
-                parent = key
-            page = transaction.put_page(Page(0, tuple(int(token) for token in tokens), tuple(rows), domain.salt))
-            manifest = Manifest(
-                agent=hold.agent.id if hold.agent else new_id(),
-                domain=domain.id,
-                salt=domain.salt,
-                previous=before,
-                resumes=None,
-                op="prefill",
-                model=MODEL,
-                codec=CODEC,
-                groups=(GROUP,),
-                tokens=len(tokens),
-                cached=len(tokens) - 1,
-                pages=(page,),
-                window_blocks=(),
-                tail=None,
-                feeds=(),
-                turns=(Turn("user", 0, len(tokens)),),
-                owed=(),
-                stop=None,
-                sampling=None,
-                complete=complete,
-                created=timestamp(),
-                features=features_of(CODEC),
-            )
+            manifest, _ = write_state(transaction, state, _Numbers(state))
             return transaction.commit(hold, manifest, before)
+
+
+class _Numbers:
+    """Made-up content of a state."""
+
+    def __init__(self, state: NewState) -> None:
+        self._state = state
+
+    def block(self, group: LayerGroup, number: int) -> list[bytes]:
+        return _numbers(number, block_parts(group, CODEC, number * BLOCK_TOKENS)[1:])
+
+    def tail(self) -> list[bytes]:
+        return _numbers(self._state.cached, tail_parts(self._state.groups, CODEC, self._state.cached))
+
+
+def _numbers(seed: int, parts: Sequence[Part]) -> list[bytes]:
+    numbers = np.random.default_rng(seed)
+    return [numbers.bytes(part.nbytes) for part in parts]

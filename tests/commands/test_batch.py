@@ -62,6 +62,7 @@ def test_a_debate_is_one_file(amem: Amem, model: Path, environment: dict[str, st
     *turns, result = told
     assert result["type"] == "result" and result["command"] == "batch" and result["ok"] is True
     assert [result[key] for key in ("done", "failed", "skipped", "interrupted")] == [8, 0, 0, 0]
+    assert result["row_by_row_steps"] == 0
     assert result["generated"] == sum(turn.get("generated", 0) for turn in turns) == 16
     found = by_id(turns)
     assert list(found["make-optimist"]) == TURN_KEYS.split()
@@ -174,6 +175,24 @@ def start(environment: dict[str, str], model: Path, stderr: int = subprocess.DEV
     """`amem batch` with lines on its standard input."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
     return children.start(*COMMAND, "batch", "-", "--model", model, bufsize=0, env=environment, **pipes)
+
+
+def test_a_decode_step_that_fails_is_a_warning_without_text(model: Path, environment: dict[str, str]) -> None:
+    planted = """
+import sys
+from amem_cli.__main__ import run
+from amem_cli.engine.turns import scheduler
+def fail(*_):
+    raise RuntimeError("secret text")
+scheduler.decode_together = fail
+sys.argv = ["amem", "batch", "-", "--model", sys.argv[1]]
+run()
+"""
+    requests = ndjson(prefill("a"), prefill("b"), chat("one", "a", max_tokens=60), chat("two", "b", max_tokens=60))
+    done = children.run(sys.executable, "-c", planted, model, stdin=requests, env=environment)
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0 and result["done"] == 4 and result["row_by_row_steps"] > 1
+    assert done.stderr.count("failed (RuntimeError)") == 1 and "secret" not in done.stderr + done.stdout
 
 
 @pytest.fixture

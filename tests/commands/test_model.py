@@ -8,9 +8,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from amem_cli.engine.cache.agent_cache import footprint
 from amem_cli.engine.cache.latent_attention import absorb
 from amem_cli.engine.cache.probe import describe
-from amem_cli.engine.cache.slabs import SlabPool, footprint
+from amem_cli.engine.cache.slabs import SlabPool
 from amem_cli.engine.models.plan import describe_config, layouts
 from kvstore.errors import ModelMismatchError
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC

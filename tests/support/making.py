@@ -4,21 +4,21 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from kvstore.commit.journal import Actor, Entry, read_journal
+from kvstore.commit.state import NewState, Rows, write_state
 from kvstore.commit.transaction import Transaction
-from kvstore.disk.clock import timestamp
-from kvstore.format.block import BlockHeader, TailHeader
+from kvstore.format.block import BlockHeader
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from kvstore.format.layers import LayerGroup, block_parts, tail_parts
 from kvstore.format.layout import StoreLayout
-from kvstore.format.manifest import PAGE_TOKENS, BlockRow, FileRow, Manifest, ModelIdentity, Page, features_of
+from kvstore.format.manifest import Manifest, ModelIdentity
 from kvstore.format.parts import BLOCK_TOKENS, Part
-from kvstore.format.prefix_keys import prefix_chain
 from kvstore.format.records import Domain
 from kvstore.naming import new_id
 from kvstore.store import Store
@@ -56,71 +56,36 @@ def header(domain: Domain, group: LayerGroup, keys: Sequence[str], place: int) -
     return BlockHeader(domain.id, MODEL.fingerprint, CODEC.name, group.id, position, keys[place], parent)
 
 
-def put_blocks(txn: Transaction, group: LayerGroup, tokens: Sequence[int]) -> list[BlockRow]:
-    """The rows of all full blocks that a query after `tokens` needs, stored where they are not found."""
-    ids = np.asarray(tokens, dtype=np.int32)
-    keys = list(prefix_chain(txn.domain.salt, MODEL.fingerprint, CODEC.name, group.id, ids))
-    first = group.first_needed(len(tokens)) // BLOCK_TOKENS
-    rows = []
-    for place, found in list(enumerate(txn.find(keys)))[first:]:
-        if found is None:
-            head = header(txn.domain, group, keys, place)
-            block = tokens[head.position : head.position + BLOCK_TOKENS]
-            buffers = block_content(block, keys[place], group, head.position)
-            found = txn.put_block(head, buffers, block_parts(group, CODEC, head.position))
-        rows.append(found)
-    return rows
+@dataclass(frozen=True)
+class MadeUp:
+    """The content of a state: numbers that depend on a block's prefix key and on a tail's tokens only."""
 
+    state: NewState
+    domain: Domain
 
-def put_tail(txn: Transaction, cached: Sequence[int]) -> FileRow | None:
-    count = len(cached) % BLOCK_TOKENS
-    if not count:
-        return None
-    parts = tail_parts(GROUPS, CODEC, len(cached))
-    head = TailHeader(txn.domain.id, txn.domain.salt, CODEC.name, MODEL.fingerprint, len(cached) - count, count)
-    return txn.put_tail(head, content(repr(cached), parts), parts)
+    def block(self, group: LayerGroup, number: int) -> list[memoryview]:
+        key = self.state.prefix_keys(self.domain, group)[number]
+        return content(key, block_parts(group, self.state.codec, number * BLOCK_TOKENS)[1:])
 
-
-def put_pages(txn: Transaction, tokens: Sequence[int], rows: Sequence[BlockRow]) -> tuple[FileRow, ...]:
-    pages = []
-    for start in range(0, len(tokens), PAGE_TOKENS):
-        end = start + PAGE_TOKENS
-        own = tuple(row for row in rows if start <= row.position < end)
-        pages.append(txn.put_page(Page(start, tuple(tokens[start:end]), own, txn.domain.salt)))
-    return tuple(pages)
+    def tail(self) -> list[memoryview]:
+        cached = self.state.tokens[: self.state.cached].tolist()
+        return content(repr(cached), tail_parts(self.state.groups, self.state.codec, len(cached)))
 
 
 def put_state(
     txn: Transaction, agent_id: str, previous: str | None, tokens: Sequence[int], complete: bool = True
 ) -> Manifest:
-    """All files of a state but its manifest: every token but the last is cached."""
-    tokens = list(tokens)
-    cached = tokens[:-1]
-    full, window = (put_blocks(txn, group, cached) for group in GROUPS)
-    return Manifest(
-        agent=agent_id,
-        domain=txn.domain.id,
-        salt=txn.domain.salt,
-        previous=previous,
-        resumes=None,
-        op="prefill",
-        model=MODEL,
-        codec=CODEC,
-        groups=GROUPS,
-        tokens=len(tokens),
-        cached=len(cached),
-        pages=put_pages(txn, tokens, full),
-        window_blocks=tuple(window),
-        tail=put_tail(txn, cached),
-        feeds=((len(cached), 1),) if cached else (),
-        turns=(),
-        owed=(),
-        stop=None,
-        sampling=None,
-        complete=complete,
-        created=timestamp(),
-        features=features_of(CODEC),
-    )
+    """All files of a state but its manifest: every token but the last is cached. Blocks of its domain are found."""
+    cached = len(tokens) - 1
+    ids = np.asarray(tokens, dtype=np.int32)
+    feeds = ((cached, 1),) if cached else ()
+    state = NewState(agent_id, previous, "prefill", MODEL, CODEC, GROUPS, ids, cached, feeds, complete=complete)
+    known: Rows = {}
+    for group in GROUPS:
+        found = txn.find(state.prefix_keys(txn.domain, group)[: cached // BLOCK_TOKENS])
+        known |= {(group.id, number): row for number, row in enumerate(found) if row}
+    manifest, _ = write_state(txn, state, MadeUp(state, txn.domain), known)
+    return manifest
 
 
 def commit(

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from amem_cli.engine.cache.agent_cache import AgentCache
+from amem_cli.engine.cache.block_cache import BlockCache
 from amem_cli.engine.cache.feeder import passes
-from amem_cli.engine.cache.recurrent import RecurrentCache
 from amem_cli.engine.models.registry import find
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.agent_state import AgentState
@@ -110,19 +110,18 @@ class OldStore:
 
     def _resume(self, ref: str) -> AgentState:
         state = self._resolve(ref)
-        return drive(self._engine(state.manifest.model.name).conversations.resume(state))
+        return drive(self._engine(state.manifest.model.name).agents.resume(state))
 
 
 def _parts(cache: AgentCache) -> list[tuple[str, list[bytes]]]:
     """What a cache holds: the blocks that its position needs, by layer group, and what lies behind the last of them."""
     last, behind = divmod(cache.offset, BLOCK_TOKENS)
     found = []
-    for part in cache.parts:
-        if not isinstance(part, RecurrentCache):
+    for part in cache.caches:
+        if isinstance(part, BlockCache):
             for block in part.group.needed_blocks(cache.offset):
                 found.append((f"{part.group.id} block {block}", _bytes(part.block(block))))
-        tail = part.tail() if isinstance(part, RecurrentCache) else part.tail(last, behind)
-        found.append((f"{part.group.id} tail", _bytes(tail)))
+        found.append((f"{part.group.id} tail", _bytes(part.tail(last, behind))))
     return found
 
 

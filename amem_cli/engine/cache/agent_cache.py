@@ -3,28 +3,33 @@
 One `AgentCache` serves one conversation. The model sees a `LayerCache` for each of its layers and calls
 `update_and_fetch` on it, as on mlx-lm's own caches:
 
-- Prefill (many queries) gets plain arrays back: the past of that layer, dequantized, then the chunk's own keys and
+- Prefill (many queries) returns plain arrays: the past of that layer, dequantized, then the chunk's own keys and
   values in full precision. The model's attention and masks do the rest.
-- Decode (one query) gets a `Handle` back; `attention` computes on the quantized blocks themselves. Latents are keys and
-  values at once: beside their handle the layer gets the rotated part of its keys, which is small, as an array.
+- Decode (one query) returns a `Handle`; `attention` computes on the quantized blocks themselves. Latents are keys and
+  values at once: besides their handle the layer gets the rotated part of its keys, which is small, as an array.
 
-After the pass `settle` evaluates it and takes its keys and values in: whole groups of 64 tokens are quantized and
+After the pass `settle` evaluates it and takes in its keys and values: whole groups of 64 tokens are quantized and
 copied into their block, the rest becomes recent. A pass never crosses a multiple of 256 tokens, so a block's codes
-depend on the text and on how it was fed, never on where a process ended. Layers are kept by layer group, since what
-layers of one group share (positions, masks, memory, files) is then worked out once.
+depend on the text and its passes, never on where a process ended. Layers are kept by layer group: positions, masks,
+memory and files are the same for all layers of a group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import CacheList, KVCache, create_attention_mask, create_causal_mask
+from mlx_lm.models.cache import CacheList, KVCache
 
-from amem_cli.engine.cache.layer_cache import LayerGroupCache
+from amem_cli.engine.cache.attention_caches import FullCache, WindowCache
+from amem_cli.engine.cache.block_cache import BlockCache
+from amem_cli.engine.cache.layer_group_cache import LayerGroupCache
 from amem_cli.engine.cache.recurrent import RecurrentCache
 from amem_cli.engine.cache.slabs import Slab, SlabPool
 from kvstore.format.codecs import Codec
-from kvstore.format.layers import LayerGroup
+from kvstore.format.layers import Kind, LayerGroup
+
+CACHES: Mapping[Kind, type[LayerGroupCache]] = {"full": FullCache, "window": WindowCache, "recurrent": RecurrentCache}
+"""The class that caches a layer group of each kind."""
 
 
 class Handle:
@@ -33,7 +38,7 @@ class Handle:
     For a layer of latents both are the latents.
     """
 
-    def __init__(self, cache: LayerGroupCache, layer: int, keys: mx.array, values: mx.array) -> None:
+    def __init__(self, cache: BlockCache, layer: int, keys: mx.array, values: mx.array) -> None:
         self.cache = cache
         self.layer = layer
         self.keys = keys  # of the token being fed: [1, heads, 1, dim]
@@ -57,7 +62,7 @@ class RowMasks:
 class LayerCache:
     """What the model sees as the cache of one of its layers."""
 
-    def __init__(self, cache: LayerGroupCache, layer: int, by_handle: bool) -> None:
+    def __init__(self, cache: BlockCache, layer: int, by_handle: bool) -> None:
         self._cache = cache
         self._layer = layer
         self._by_handle = by_handle
@@ -68,22 +73,22 @@ class LayerCache:
         return self._cache.offset + (fresh[0].shape[2] if fresh else 0)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array | Handle, mx.array | Handle]:
-        """Take this pass's keys and values, [1, heads, tokens, dim]; give what attention is to run over."""
+        """Take this pass's keys and values, [1, heads, tokens, dim]; return what attention runs over."""
         self._cache.fresh[self._layer] = (keys, values)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array | Handle, mx.array | Handle]:
-        """What `update_and_fetch` gave in this pass: a layer without keys of its own asks another's cache."""
+        """What `update_and_fetch` returned in this pass: a layer without keys of its own asks another's cache."""
         keys, values = self._cache.fresh[self._layer]
         if keys.shape[2] > 1 or not self._by_handle:
             return self._arrays()
-        if self._cache.group.latent:
+        if self._cache.holds_latents:
             return Handle(self._cache, self._layer, keys, keys), self._arrays()[1]
         handle = Handle(self._cache, self._layer, keys, values)
         return handle, handle
 
     def _arrays(self) -> tuple[mx.array, mx.array]:
-        """The keys and values of all that this pass can see, [1, heads, tokens, dim]. One left unused costs nothing."""
+        """The keys and values of all that this pass can see, [1, heads, tokens, dim]. An unused one costs nothing."""
         keys, values = self._cache.fresh[self._layer]
         if self._cache.offset == 0:
             return keys, values
@@ -97,18 +102,7 @@ class LayerCache:
         return_array: bool = False,
     ) -> mx.array | str | None:
         """The mask for the next N tokens over what `update_and_fetch` will return, oldest first."""
-        offset, window = self._cache.offset, self._cache.group.window
-        if window is not None:
-            wanted = window_size or window
-            offset = min(window - 1, offset)
-            if offset + N > wanted or return_array:
-                # one token that may see all that is held needs no mask
-                return create_causal_mask(N, offset, window_size=wanted) if N > 1 or wanted < window else None
-            return "causal" if N > 1 else None
-        if N == 1 and (window_size is None or offset < window_size):
-            return None
-        mask: mx.array | str | None = create_attention_mask(N, offset, return_array, window_size)
-        return mask
+        return self._cache.mask(N, window_size, return_array)
 
     @property
     def keys(self) -> mx.array:
@@ -148,11 +142,9 @@ class LayerCache:
 class AgentCache:
     """The whole cache of one conversation; `layers` is what the model is called with.
 
-    `lists` says, for each of the model's layers, how many caches it has: None for one that stands by itself, a number
-    for those of a `CacheList`.
+    `lists` has an entry for each of the model's layers: None for a single cache, a number for a `CacheList` of so many.
+    `classes`: by layer kind.
     """
-
-    group_cache: type[LayerGroupCache] = LayerGroupCache
 
     def __init__(
         self,
@@ -161,20 +153,18 @@ class AgentCache:
         pool: SlabPool,
         arrays_only: frozenset[int] = frozenset(),
         lists: Sequence[int | None] | None = None,
+        classes: Mapping[Kind, type[LayerGroupCache]] = CACHES,
     ) -> None:
         self.codec = codec
-        self.parts = [
-            RecurrentCache(group) if group.kind == "recurrent" else self.group_cache(group, codec, pool)
-            for group in groups
-        ]
-        self.groups = [part for part in self.parts if isinstance(part, LayerGroupCache)]
-        self.states = [part for part in self.parts if isinstance(part, RecurrentCache)]
+        self.caches = [classes[group.kind](group, codec, pool) for group in groups]
+        self.with_blocks = [cache for cache in self.caches if isinstance(cache, BlockCache)]
+        self.recurrent = [cache for cache in self.caches if isinstance(cache, RecurrentCache)]
         places: dict[int, Any] = {
-            layer: LayerCache(group, i, layer not in arrays_only)
-            for group in self.groups
-            for i, layer in enumerate(group.group.layers)
+            layer: LayerCache(cache, i, layer not in arrays_only)
+            for cache in self.with_blocks
+            for i, layer in enumerate(cache.group.layers)
         }
-        for state in self.states:
+        for state in self.recurrent:
             places.update(zip(state.group.layers, state.layers, strict=True))
         count = sum(1 if n is None else n for n in lists) if lists else len(places)
         # a cache that the model makes and does not use is in no group
@@ -184,48 +174,53 @@ class AgentCache:
     @property
     def offset(self) -> int:
         """Tokens in the cache."""
-        return self.parts[0].offset
+        return self.caches[0].offset
 
     @offset.setter
     def offset(self, tokens: int) -> None:
-        for part in self.parts:
-            part.offset = tokens
+        for cache in self.caches:
+            cache.offset = tokens
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+        return sum(cache.nbytes for cache in self.caches)
 
     @property
     def slabs(self) -> list[Slab]:
         """All slabs in use, those that other caches share included."""
-        return [slab for group in self.groups for slab in group.slabs]
+        return [slab for cache in self.with_blocks for slab in cache.slabs]
 
     def settle(self, tokens: int, *outputs: mx.array) -> None:
-        """Evaluate the pass of `tokens` tokens that the model has just described, with `outputs`, and take it in."""
+        """Evaluate the pass of `tokens` tokens whose graph the model has built, with `outputs`, and take it in."""
         settle([self], tokens, *outputs)
 
     def forget(self) -> None:
-        """Drop the keys and values of a pass that failed, as if it had not begun. States cannot be had back."""
-        for group in self.groups:
-            group.fresh.clear()
+        """Drop the keys and values of a pass that failed, as if it had not begun. Recurrent state is not restored."""
+        for cache in self.caches:
+            cache.forget()
 
     def release(self) -> None:
-        """Give all memory back; the cache must not be used any more."""
-        for group in self.groups:
-            group.release()
+        """Free all memory; the cache must not be used any more."""
+        for cache in self.caches:
+            cache.release()
 
 
 def settle(caches: Sequence[AgentCache], tokens: int, *outputs: mx.array) -> None:
     """Evaluate one pass of `tokens` tokens for each of `caches`, with `outputs`, and let each take in its own."""
-    groups = [group for cache in caches for group in cache.groups]
-    states = [state for cache in caches for state in cache.states]
-    intakes = [group.gather() for group in groups]
-    arrays = [array for state in states for array in state.gather()]
-    mx.eval(*outputs, *arrays, *(array for intake in intakes for array in intake.arrays()))
-    for group, intake in zip(groups, intakes, strict=True):
-        group.take(intake)
-    for state in states:
+    with_blocks = [part for cache in caches for part in cache.with_blocks]
+    recurrent = [part for cache in caches for part in cache.recurrent]
+    intakes = [part.gather() for part in with_blocks]
+    states = [array for part in recurrent for array in part.gather()]
+    mx.eval(*outputs, *states, *(array for intake in intakes for array in intake.arrays()))
+    for part, intake in zip(with_blocks, intakes, strict=True):
+        part.take(intake)
+    for state in recurrent:
         state.offset += tokens
+
+
+def footprint(groups: Sequence[LayerGroup], codec: Codec, tokens: int) -> int:
+    """Bytes that a cache of `tokens` tokens takes in memory: whole slabs, refining codes, recent tokens, states."""
+    return sum(CACHES[group.kind].footprint(group, codec, tokens) for group in groups)
 
 
 def _listed(leaves: Sequence[Any], lists: Sequence[int | None]) -> list[Any]:

@@ -4,10 +4,10 @@
 looks at the type of `keys` alone: layers that share their keys pass no cache, or another layer's.
 
 For one query q the scores over a block are `quantized_matmul(q, codes of keys)`, over the recent tokens and the one
-being fed a plain matmul; one softmax runs over all of them, and the weights go back through the same three matmuls.
-No past is put together in full precision. What refines the first tokens adds to their scores and to the output. Columns
-that hold no visible token get a weight of exactly zero. The order of the blocks in the sums depends on the position
-alone, so a resumed run adds the same numbers in the same order.
+being fed a plain matmul; one softmax runs over all of them, and the weights go through the same three products with the
+values. The past is never dequantized as a whole. The second layer of codes of the first tokens adds to their scores and
+to the output. Columns without a visible token get a weight of exactly zero. The order of the blocks in the sums depends
+on the position alone, so a resumed run adds the same numbers in the same order.
 """
 
 import sys
@@ -19,9 +19,8 @@ import mlx_lm.models.base
 import numpy as np
 
 from amem_cli.engine.cache.agent_cache import Handle, RowHandles, RowMasks
+from amem_cli.engine.cache.block_cache import BlockCache
 from amem_cli.engine.cache.codec import scores, weighted
-from amem_cli.engine.cache.layer_cache import LayerGroupCache
-from amem_cli.engine.cache.slabs import Slab
 from kvstore.format.parts import BLOCK_TOKENS, GROUP_TOKENS
 
 _original: Callable[..., mx.array] = mlx_lm.models.base.scaled_dot_product_attention
@@ -69,45 +68,50 @@ def decode_attention(
     `mask` is None, "causal", or a bool or additive array whose last axis ends with the token being fed, oldest
     first. `sinks` [heads] are logits that take part in the softmax and carry no value.
     """
-    cache, layer, bits = handle.cache, handle.layer, handle.cache.codec.bits
-    if cache.group.latent:  # keys and values at once
-        read_values, value_axis, recent_v = Slab.keys, cache.axes.keys, cache.recent_k
-    else:
-        read_values, value_axis, recent_v = Slab.values, cache.axes.values, cache.recent_v
     heads, dim = queries.shape[1], queries.shape[3]
     kv_heads = handle.keys.shape[1]
-    repeats = heads // kv_heads
-    q = (queries * scale).reshape(kv_heads, repeats, dim)
+    q = (queries * scale).reshape(kv_heads, heads // kv_heads, dim)
+    weights = _softmax(_scores(q, handle), handle.cache, mask, sinks)
+    return _output(weights, handle, q.dtype).reshape(1, heads, 1, -1)
 
+
+def _scores(q: mx.array, handle: Handle) -> mx.array:
+    """Scores of a scaled query, [kv heads, repeats, dim], over all columns: [kv heads, repeats, columns]."""
+    cache, layer, bits = handle.cache, handle.layer, handle.cache.codec.bits
+    keys, axis = cache.keys, cache.keys.axis
     columns = []
     for slab, slots in cache.used_slots():
-        keys = slab.keys(slice(0, slots), layer)
-        s = scores(mx.broadcast_to(q[None], (slots, *q.shape)), keys, cache.axes.keys, bits)
-        columns.append(s.transpose(1, 2, 0, 3).reshape(kv_heads, repeats, slots * BLOCK_TOKENS))
+        s = scores(mx.broadcast_to(q[None], (slots, *q.shape)), keys.read(slab, slice(0, slots), layer), axis, bits)
+        columns.append(s.transpose(1, 2, 0, 3).reshape(*q.shape[:2], slots * BLOCK_TOKENS))
     if cache.rest and columns:
-        rest, refined = cache.rest.keys(slice(0, 1), layer), cache.codec.refined
-        first = columns[0][..., :refined] + scores(q[None], rest, cache.axes.keys, bits)[0]
+        rest, refined = keys.read(cache.rest, slice(0, 1), layer), cache.codec.refined
+        first = columns[0][..., :refined] + scores(q[None], rest, axis, bits)[0]
         columns[:1] = [first, columns[0][..., refined:]]
-    columns.append(q @ cache.recent_k.array[layer].astype(q.dtype).swapaxes(-1, -2))
+    columns.append(q @ keys.recent.array[layer].astype(q.dtype).swapaxes(-1, -2))
     columns.append(q @ handle.keys[0].swapaxes(-1, -2))
-    weights = _softmax(mx.concatenate(columns, axis=-1), cache, mask, sinks)
+    return mx.concatenate(columns, axis=-1)
 
+
+def _output(weights: mx.array, handle: Handle, dtype: mx.Dtype) -> mx.array:
+    """The sum of the values by their weights, [kv heads, repeats, columns]: [kv heads, repeats, value dim]."""
+    cache, layer, bits = handle.cache, handle.layer, handle.cache.codec.bits
+    values, axis = cache.values, cache.values.axis
+    lead = weights.shape[:2]
     at = 0
-    out = mx.zeros((kv_heads, repeats, handle.values.shape[3]), dtype=q.dtype)
+    out = mx.zeros((*lead, handle.values.shape[3]), dtype=dtype)
     for slab, slots in cache.used_slots():
-        values = read_values(slab, slice(0, slots), layer)
-        w = weights[..., at : at + slots * BLOCK_TOKENS].reshape(kv_heads, repeats, slots, BLOCK_TOKENS)
-        out = out + weighted(w.transpose(2, 0, 1, 3), values, value_axis, bits).sum(axis=0)
+        w = weights[..., at : at + slots * BLOCK_TOKENS].reshape(*lead, slots, BLOCK_TOKENS)
+        codes = values.read(slab, slice(0, slots), layer)
+        out = out + weighted(w.transpose(2, 0, 1, 3), codes, axis, bits).sum(axis=0)
         at += slots * BLOCK_TOKENS
     if cache.rest and at:
-        rest = read_values(cache.rest, slice(0, 1), layer)
-        out = out + weighted(weights[None, ..., : cache.codec.refined], rest, value_axis, bits)[0]
-    out = out + weights[..., at : at + GROUP_TOKENS] @ recent_v.array[layer].astype(q.dtype)
-    out = out + weights[..., at + GROUP_TOKENS :] * handle.values[0]
-    return out.reshape(1, heads, 1, -1)
+        rest = values.read(cache.rest, slice(0, 1), layer)
+        out = out + weighted(weights[None, ..., : cache.codec.refined], rest, axis, bits)[0]
+    out = out + weights[..., at : at + GROUP_TOKENS] @ values.recent.array[layer].astype(dtype)
+    return out + weights[..., at + GROUP_TOKENS :] * handle.values[0]
 
 
-def _softmax(s: mx.array, cache: LayerGroupCache, mask: Mask, sinks: mx.array | None) -> mx.array:
+def _softmax(s: mx.array, cache: BlockCache, mask: Mask, sinks: mx.array | None) -> mx.array:
     """Weights over the columns, [kv heads, repeats, columns]."""
     lowest = mx.finfo(s.dtype).min
     visible = cache.visible()
@@ -125,7 +129,7 @@ def _softmax(s: mx.array, cache: LayerGroupCache, mask: Mask, sinks: mx.array | 
     return mx.softmax(mx.concatenate([sink, s], axis=-1), axis=-1, precise=True)[..., 1:]
 
 
-def _by_column(mask: mx.array, cache: LayerGroupCache, shape: tuple[int, ...]) -> tuple[mx.array, mx.array]:
+def _by_column(mask: mx.array, cache: BlockCache, shape: tuple[int, ...]) -> tuple[mx.array, mx.array]:
     """A mask that runs from the oldest token to the one being fed, put in the order of the columns.
 
     Returns it as [kv heads or 1, repeats or 1, columns], and which columns it speaks of at all, bool [columns].

@@ -1,9 +1,9 @@
 """One decode step for several agents: linear layers run once for all rows, attention runs for each row.
 
-Rows are the agents' own caches. Nothing is padded, merged, split or copied, so agents join and leave between any two
-steps, and a row's result depends on its neighbours by float rounding only. Models that cannot take one offset a row
-(they do integer arithmetic on it), and those with latents, recurrent layers or layers that compute on the keys
-themselves, run one row at a time.
+A row is an agent's own cache. Nothing is padded, merged, split or copied, so agents join and leave between any two
+steps, and a row's result depends on the other rows only by float rounding. Some models run one row at a time: those
+that cannot take an offset for each row (they do integer arithmetic on it), and those with latents, recurrent layers
+or layers that compute on the keys themselves.
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def can_batch(model: Module, spec: ModelCacheSpec) -> bool:
     """Whether the model takes several rows, found by describing a step of two. Nothing is evaluated."""
     if spec.arrays_only or any(n is not None for n in spec.lists):
         return False
-    if any(group.kind == "recurrent" or group.latent for group in spec.groups):
+    if not all(group.joins_decode_batch for group in spec.groups):
         return False
     pool = SlabPool()
     rows = [spec.new_cache(CODECS[DEFAULT_CODEC], pool) for _ in range(2)]

@@ -1,4 +1,8 @@
-"""TODO."""
+"""Tokens through the model, pass by pass.
+
+The boundaries of passes follow from the position and the number of tokens alone, never from time or memory, so that
+the same text fed in the same steps gives the same bits.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,14 +34,14 @@ def passes(start: int, tokens: int, logits: bool) -> Iterator[int]:
 
 @dataclass
 class Feeder:
-    """Feeds one agent's tokens. `feeds` records the lengths of its passes, for replaying them one day."""
+    """Feeds one agent's tokens. `feeds` records the lengths of its passes, so that they can be replayed."""
 
     model: Module
     cache: AgentCache
     feeds: tuple[tuple[int, int], ...] = ()
 
     def feed(self, tokens: Sequence[int], logits: bool = False) -> mx.array | None:
-        """One pass. Returns the last token's logits [vocabulary] in float32 where they are wanted."""
+        """One pass. Returns the last token's logits [vocabulary] in float32 if `logits`."""
         out = self.model(mx.array([list(tokens)]), cache=self.cache.layers)
         last = out[0, -1].astype(mx.float32) if logits else None
         del out

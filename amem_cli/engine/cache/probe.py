@@ -1,12 +1,12 @@
-"""What a model's cache is made of, found by looking: the caches it makes, and one probing pass.
+"""A model's layer groups, found by probing: from the caches that it makes, and from a few passes.
 
-Nothing is known by model name. `make_cache` tells each layer's kind, a pass through those caches tells heads, dims
-and states, and a decode step after a long past tells which layers hand what they get to attention, which of them keep
-latents, and which compute on their keys themselves. Graphs are built and never evaluated, so probing costs no
+Nothing is known by model name. `make_cache` gives each layer's kind, a pass through those caches gives heads, dims and
+states, and a decode step after a long past shows which layers pass their cache to attention as it is, which of them
+keep latents, and which compute on their keys themselves. Graphs are built and never evaluated, so probing costs no
 arithmetic, and no weight is read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,15 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache,
 
 from amem_cli.engine.backend import mkl_rows
 from amem_cli.engine.cache import attention
-from amem_cli.engine.cache.agent_cache import AgentCache, LayerCache
-from amem_cli.engine.cache.layer_cache import LayerGroupCache
+from amem_cli.engine.cache.agent_cache import CACHES, AgentCache, LayerCache
+from amem_cli.engine.cache.attention_caches import FullCache, WindowCache
+from amem_cli.engine.cache.block_cache import BlockCache
+from amem_cli.engine.cache.layer_group_cache import LayerGroupCache
 from amem_cli.engine.cache.slabs import SlabPool
 from kvstore.errors import ModelMismatchError
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC, Codec
 from kvstore.format.document import replace
-from kvstore.format.layers import LayerGroup
+from kvstore.format.layers import Kind, LayerGroup
 from kvstore.format.parts import Dtype, Part
 
 _DTYPES: dict[mx.Dtype, Dtype] = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16"}
@@ -62,7 +64,7 @@ def describe(model: Module) -> ModelCacheSpec:
         _check_kind(leaf)
     _pass(model, caches, 2)
     looks = {place: look for place, leaf in enumerate(leaves) if (look := _look(leaf))}
-    states = {place: look for place, look in looks.items() if look.kind == "recurrent"}
+    states = {place: look for place, look in looks.items() if not look.layer_kind.has_blocks}
     if states:
         _pass(model, caches, 3)
         if states != {place: _look(leaves[place]) for place in states}:
@@ -114,7 +116,7 @@ def _states(cache: ArraysCache) -> tuple[Part, ...]:
 
 
 def _group(looks: dict[int, LayerGroup]) -> tuple[LayerGroup, ...]:
-    """Caches that look alike, put together."""
+    """Equal caches, grouped."""
     members: dict[LayerGroup, list[int]] = {}
     for place, look in looks.items():
         members.setdefault(look, []).append(place)
@@ -123,8 +125,8 @@ def _group(looks: dict[int, LayerGroup]) -> tuple[LayerGroup, ...]:
     )
 
 
-class _LongPast(LayerGroupCache):
-    """A layer group after `_LONG` tokens, which are described and never computed: they take no memory."""
+class _LongPast(BlockCache):
+    """A layer group after `_LONG` tokens, which exist in the graph only: they take no memory."""
 
     held_blocks = 0
 
@@ -133,19 +135,26 @@ class _LongPast(LayerGroupCache):
         return mx.zeros((*lead, self.group.key_dim), dtype), mx.zeros((*lead, self.group.value_dim), dtype)
 
 
-class _LongCache(AgentCache):
-    group_cache = _LongPast
+class _LongFull(_LongPast, FullCache):
+    pass
+
+
+class _LongWindow(_LongPast, WindowCache):
+    pass
+
+
+LONG_CACHES: Mapping[Kind, type[LayerGroupCache]] = {**CACHES, "full": _LongFull, "window": _LongWindow}
 
 
 def _probe(model: Any, groups: tuple[LayerGroup, ...], lists: tuple[int | None, ...]) -> ModelCacheSpec:
-    """Find out how each group is read in decode; each step that fails tells more about one of them.
+    """Find out how each group is read in decode. A step that fails excludes one way of reading for one group.
 
-    A group that trips over a handle for its keys and values, and looks like latents, may take one for the latents.
-    What trips over that too, or does not look like it, gets arrays.
+    A group that fails with a handle for its keys and values, and may be latents, is tried with a handle for latents.
+    A group that fails with that too, or cannot be latents, gets arrays.
     """
     arrays_only: frozenset[int] = frozenset()
     while True:
-        cache = _LongCache(groups, CODECS[DEFAULT_CODEC], SlabPool(), arrays_only, lists)
+        cache = AgentCache(groups, CODECS[DEFAULT_CODEC], SlabPool(), arrays_only, lists, LONG_CACHES)
         cache.offset = _LONG
         try:
             model(mx.zeros((1, 1), dtype=mx.int32), cache=cache.layers)
@@ -154,19 +163,19 @@ def _probe(model: Any, groups: tuple[LayerGroup, ...], lists: tuple[int | None, 
             by_handle = [place for place in reached if place not in arrays_only]
             if not by_handle:
                 raise
-            tripped = next(group for group in groups if by_handle[-1] in group.layers)
-            if _like_latents(tripped) and not tripped.latent:
-                groups = tuple(replace(group, latent=group.latent or group is tripped) for group in groups)
+            failed = next(group for group in groups if by_handle[-1] in group.layers)
+            if (latents := replace(failed, latent=True)) != failed and _may_be_latents(failed):
+                groups = tuple(latents if group is failed else group for group in groups)
             else:
-                arrays_only |= frozenset(tripped.layers)
+                arrays_only |= frozenset(failed.layers)
         else:
             return ModelCacheSpec(groups, arrays_only, lists)
 
 
-def _like_latents(group: LayerGroup) -> bool:
-    """Whether these may be latents.
+def _may_be_latents(group: LayerGroup) -> bool:
+    """Whether the sizes are those of latents.
 
-    Multi-head latent attention as mlx-lm has it stores one head of latents, and beside them the smaller rotated part
-    of the keys, and computes on both.
+    Multi-head latent attention in mlx-lm stores one head of latents as keys, and the smaller rotated part of the keys
+    as values, and computes on both.
     """
     return group.kv_heads == 1 and 0 < group.value_dim < group.key_dim

@@ -13,9 +13,9 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.utils import _get_classes
 
+from amem_cli.engine.cache.agent_cache import footprint
 from amem_cli.engine.cache.latent_attention import absorb
 from amem_cli.engine.cache.probe import ModelCacheSpec, describe
-from amem_cli.engine.cache.slabs import footprint
 from amem_cli.engine.models import paper
 from amem_cli.engine.models.folder import read_config, read_json_object
 from amem_cli.engine.models.registry import find

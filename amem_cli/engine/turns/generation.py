@@ -1,8 +1,4 @@
-"""Tokens through the model, pass by pass, and one token out of its logits.
-
-Where passes begin and end follows from the position and the number of tokens alone, never from time or memory:
-the same text fed in the same steps gives the same bits.
-"""
+"""Sampling a token from logits, and stop strings in the text that the tokens become."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +12,7 @@ from kvstore.format.manifest import Sampling
 def sample(logits: mx.array, sampling: Sampling, position: int) -> int:
     """The token at `position`, from logits [vocabulary] in float32.
 
-    A function of logits, seed and position alone: a resumed answer goes on as it would have.
+    A function of logits, seed and position alone, so that a resumed conversation samples the same tokens.
     """
     if sampling.temp == 0:
         return _int(mx.argmax(logits))
@@ -34,17 +30,17 @@ def _int(array: mx.array) -> int:
 
 
 class StopStrings:
-    """Passes text on, but for what may be the beginning of a stop string, and nothing from a stop string on."""
+    """Streams text up to the first stop string. The possible beginning of a stop string is held back."""
 
     def __init__(self, strings: Sequence[str], emit: Callable[[str], None]) -> None:
         self._strings = [s for s in strings if s]
         self._emit = emit
         self._held = ""
-        self.text = ""  # what was passed on
+        self.emitted = ""
         self.found = False
 
     def add(self, piece: str) -> None:
-        """Take the next piece of text. After `found` nothing more is passed on."""
+        """Take the next piece of text. After `found` nothing more is emitted."""
         if self.found:
             return
         self._held += piece
@@ -56,16 +52,16 @@ class StopStrings:
             self._pass(len(self._held) - max(map(self._overhang, self._strings), default=0))
 
     def finish(self) -> None:
-        """Pass on what was held back, since nothing follows."""
+        """Emit what was held back, since nothing follows."""
         if not self.found:
             self._pass(len(self._held))
 
     def _overhang(self, string: str) -> int:
-        """How long the longest end of the held text is that begins `string`."""
+        """The length of the longest end of the held text that is a beginning of `string`."""
         return next((n for n in range(len(string) - 1, 0, -1) if self._held.endswith(string[:n])), 0)
 
     def _pass(self, length: int) -> None:
         out, self._held = self._held[:length], self._held[length:]
         if out:
-            self.text += out
+            self.emitted += out
             self._emit(out)

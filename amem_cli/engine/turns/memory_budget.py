@@ -1,20 +1,22 @@
-"""Which agents are in memory: a budget in bytes that is never passed, whatever runs.
+"""Which agents are in memory: a budget in bytes that is never exceeded.
 
-An agent that runs has reserved what it will take at its largest. One that does not run may stay, so that its next
-turn needs no reading, and leaves when room is needed, the one that was used longest ago first: its committed state is
-on disk. Slabs that nobody uses any more go first of all. A slab that several of these agents share counts once.
+A running agent has reserved the most that it will take. An idle agent may stay, so that its next turn reads nothing;
+when room is needed, the least recently used one is dropped, since its committed state is on disk. Free slabs are
+dropped before any agent. A slab that several agents share counts once.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import cast
 
 from amem_cli.engine.cache.slabs import SlabPool
 from amem_cli.engine.turns.agent_state import AgentState
+from amem_cli.engine.turns.steps import Room, Steps
 from kvstore.errors import NoSpaceError
 
 
 class Reservation:
-    """Room for an agent that runs, at its largest, until `end`."""
+    """Room for a running agent at its largest, until `end`."""
 
     def __init__(self, nbytes: int, running: set["Reservation"]) -> None:
         self.nbytes = nbytes
@@ -27,8 +29,13 @@ class Reservation:
         self._running.remove(self)
 
 
+def reserve(nbytes: int, agent_id: str | None = None) -> Steps[Reservation | None]:
+    """The step that waits for `Room`. Returns None where memory is not counted."""
+    return cast(Reservation | None, (yield Room(nbytes, agent_id)))
+
+
 class MemoryBudget:
-    """The agents in memory. `budget` in bytes; None: without a limit, and only `keep` agents stay."""
+    """The agents in memory. `budget` in bytes; None: unlimited, and `keep` idle agents stay."""
 
     def __init__(self, pool: SlabPool, budget: int | None = None, keep: int = 1) -> None:
         self._pool = pool
@@ -40,11 +47,11 @@ class MemoryBudget:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that agents may take: those reserved, and those of agents that do not run."""
+        """Bytes that agents may take: the reserved ones, and those of idle agents."""
         return self._held(self._idle.values())
 
     def check(self, nbytes: int) -> None:
-        """Raises NoSpaceError where an agent of that size can never run."""
+        """Raises NoSpaceError for an agent that is larger than the whole budget."""
         if self._budget is not None and nbytes > self._budget:
             raise NoSpaceError(
                 f"this turn needs up to {nbytes:,} bytes of memory, and the budget is {self._budget:,}",
@@ -52,10 +59,10 @@ class MemoryBudget:
             )
 
     def reserve(self, nbytes: int, agent_id: str | None = None) -> Reservation | None:
-        """Reserve room for an agent that is about to run; None where those that run leave none.
+        """Reserve room for an agent that is about to run; None if the running agents leave too little.
 
-        It is taken, or dropped, right after: what it holds already is part of that room. Raises NoSpaceError as
-        `check` does.
+        The caller takes agent `agent_id` right afterwards: memory that it holds is part of that room. Raises
+        NoSpaceError as `check` does.
         """
         self.check(nbytes)
         if self._budget is not None:
@@ -69,13 +76,13 @@ class MemoryBudget:
         return Reservation(nbytes, self._running)
 
     def put(self, agent: AgentState) -> None:
-        """Let an agent that has committed stay, as long as there is room."""
+        """Keep a committed agent in memory as long as there is room."""
         self._idle[agent.agent_id] = agent
         while (len(self._idle) > self._keep) if self._budget is None else (self.nbytes > self._budget):
             self._drop()
 
     def take(self, agent_id: str, digest: str) -> AgentState | None:
-        """The agent at that state, if it is in memory; at another state it is dropped."""
+        """Remove the agent and return it if its head is `digest`. At another head it is dropped."""
         agent = self._idle.pop(agent_id, None)
         if agent is not None and agent.head != digest:
             agent.release()
@@ -87,7 +94,7 @@ class MemoryBudget:
         agent.release()
 
     def _held(self, idle: Iterable[AgentState]) -> int:
-        """Bytes that the agents that run may take, with these beside them."""
+        """Bytes that running agents may take, and those of the agents in `idle`."""
         idle = list(idle)
         caches = [agent.feeder.cache for agent in (*(room.agent for room in self._running), *idle) if agent]
         slabs = [slab for cache in caches for slab in cache.slabs]

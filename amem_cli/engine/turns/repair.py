@@ -1,28 +1,26 @@
-"""Compute an agent's blocks again from its tokens, in the passes that made them.
+"""Recompute an agent's blocks from its tokens, in the passes that made them.
 
-The same passes on the same machine give the same bits, so what is damaged or missing comes back under its own
-digest and is healed in place: every state that names it is whole again. Where the bits differ all the same (another
-machine, other versions, blocks that came out of another agent's passes), a new head is committed, marked `recomputed`;
-snapshots keep naming what they named.
+The same passes on the same machine give the same bits, so a damaged or missing file gets its own digest again and is
+healed in place, for every state that names it. If the bits differ (another machine, other versions, blocks from another
+agent's passes), a new head is committed, marked `recomputed`; snapshots do not move.
 """
 
 import time
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from amem_cli.engine.persist import cache_files
 from amem_cli.engine.turns.agent_state import AgentState, AgentStates
 from amem_cli.engine.turns.requests import PrefillProgress, Watcher
+from kvstore.commit.state import write_state
 from kvstore.errors import DamageError
-from kvstore.format.manifest import FileRow, Manifest
+from kvstore.format.references import named_by
 from kvstore.naming import Ref
 from kvstore.store import Store
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """What a repair did. The head is another one only where `recomputed` says that its bits differ."""
+    """What a repair did. The head has moved only if `recomputed`: its bits differ."""
 
     before: str
     manifest: str
@@ -30,47 +28,51 @@ class Repaired:
     bytes_written: int = 0
     prefilled: int = 0
     recomputed: bool = False
-    complete: bool = True  # False: it was stopped, and nothing has changed
+    complete: bool = True  # False: stopped; nothing has changed
 
 
-def repair(store: Store, conversations: AgentStates, ref: Ref, wait: float, watcher: Watcher) -> Repaired:
-    """Make the state that `ref` names whole again.
+def repair(store: Store, agents: AgentStates, ref: Ref, wait: float, watcher: Watcher) -> Repaired:
+    """Recompute the damaged and missing files of the state that `ref` names.
 
-    Raises BusyError, ModelMismatchError, and DamageError where its manifest or its token ids are damaged, since
-    nothing can be computed then, or where an earlier state's bits cannot be had back.
+    Raises BusyError, ModelMismatchError, and DamageError if its manifest or its token ids are damaged, since they
+    cannot be computed, or if an earlier state's files come out with other bits.
     """
     with store.hold(ref.agent, wait) as hold:
         state = store.resolve(ref)
         manifest, done = state.manifest, Repaired(state.digest, state.digest)
-        agent = conversations.replay(state)
+        agent = agents.replay(state)
         if manifest.evicted:
             return done
         if not _replay(agent, watcher):
             return replace(done, prefilled=agent.cached, complete=False)
         done = replace(done, prefilled=agent.cached)
-        cache, tokens = agent.feeder.cache, np.array(agent.transcript.tokens, np.int32)
         with store.transaction(agent.domain) as txn:
-            rows = cache_files.save_blocks(txn, agent.domain, manifest.model, cache, tokens, {})
-            tail = cache_files.save_tail(txn, agent.domain, manifest.model, cache)
-            if _same(store, manifest, rows, tail):
+            new = agents.new_state(agent, "repair")
+            recomputed, rows = write_state(txn, new, cache_files.CacheContent(agent.feeder.cache))
+            if set(named_by(recomputed)) == set(named_by(manifest)):
                 txn.heal()
             elif not ref.is_head:
                 raise DamageError(
-                    f"{ref} cannot be made whole: its blocks come out with other bits than they had",
-                    f"repair the head, `amem repair {ref.agent}`, and name that",
+                    f"{ref} cannot be repaired: its blocks come out with other bits than they had",
+                    f"repair the head, `amem repair {ref.agent}`, and use that",
                 )
             else:
                 agent.rows, agent.recomputed = rows, True
-                stop, sampling = manifest.stop, manifest.sampling
-                digest = conversations.commit(
-                    agent, hold, txn, "repair", complete=manifest.complete, stop=stop, sampling=sampling
+                digest = agents.commit(
+                    agent,
+                    hold,
+                    txn,
+                    "repair",
+                    complete=manifest.complete,
+                    stop=manifest.stop,
+                    sampling=manifest.sampling,
                 )
                 done = replace(done, manifest=digest, recomputed=True)
             return replace(done, healed_blocks=txn.new_blocks, bytes_written=txn.bytes_written)
 
 
 def _replay(agent: AgentState, watcher: Watcher) -> bool:
-    """Make all passes again. Returns whether it was left to finish."""
+    """Run all passes again. Returns False if it was stopped."""
     total = sum(length * count for length, count in agent.to_replay)
     begun = time.perf_counter()
     for length in (length for length, count in agent.to_replay for _ in range(count)):
@@ -79,9 +81,3 @@ def _replay(agent: AgentState, watcher: Watcher) -> bool:
         agent.feeder.feed(agent.pending[:length])
         watcher.on_progress(PrefillProgress(agent.cached, total, agent.cached / (time.perf_counter() - begun)))
     return True
-
-
-def _same(store: Store, manifest: Manifest, rows: cache_files.Rows, tail: FileRow | None) -> bool:
-    """Whether the blocks and the tail that were computed are those that the manifest names."""
-    named = cache_files.rows_of(store.blocks(manifest))
-    return tail == manifest.tail and all(named[key].sha256 == row.sha256 for key, row in rows.items())

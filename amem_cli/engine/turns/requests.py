@@ -1,12 +1,45 @@
-"""What is asked of a turn, and what it reports."""
+"""What a turn is asked for (options), who watches it, and what it reports. Plain values, without MLX."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+LOCK_SECONDS = 10.0  # how long a turn waits for an agent that another process holds
+
+
+@dataclass(frozen=True)
+class PrefillOptions:
+    """How to prefill an agent. None: no system text, a domain of its own, the agent's own codec or the default one."""
+
+    system: str | None = None
+    domain: str | None = None  # its name
+    replace: bool = False  # replace another text, and keep the common beginning
+    codec: str | None = None  # its name
+    wait: float = LOCK_SECONDS
+
+
+@dataclass(frozen=True)
+class ExtendOptions:
+    """How to extend an agent. `expect`: the first digits of the digest that its head must have."""
+
+    expect: str | None = None
+    wait: float = LOCK_SECONDS
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How to chat. Without `save` nothing is locked or written. `expect`: as for an extension."""
+
+    save: bool = True
+    expect: str | None = None
+    wait: float = LOCK_SECONDS
+
+
+PREFILL_DEFAULTS, EXTEND_DEFAULTS, CHAT_DEFAULTS = PrefillOptions(), ExtendOptions(), ChatOptions()
+
 
 @dataclass(frozen=True)
 class Generation:
-    """How to answer. `seed` None: one is drawn, and reported."""
+    """How to answer. `seed` None: a random one, which the result reports."""
 
     max_tokens: int = 256
     temp: float = 0.0
@@ -25,17 +58,17 @@ class PrefillProgress:
 
 
 def _ignore(_: object) -> None:
-    """Nobody listens."""
+    """No listener."""
 
 
 def _never() -> bool:
-    """Nobody interrupts."""
+    """No interruption."""
     return False
 
 
 @dataclass(frozen=True)
 class Watcher:
-    """Who watches a turn: hears its text and its progress, and may stop it. All are called on the engine's thread."""
+    """Callbacks of a turn: its text, its progress, and whether to stop. All are called on the engine's thread."""
 
     on_text: Callable[[str], None] = _ignore
     on_progress: Callable[[PrefillProgress], None] = _ignore
@@ -47,22 +80,22 @@ NOBODY = Watcher()
 
 @dataclass(frozen=True)
 class TurnResult:
-    """What a turn did. Names for agent, model and domain, digests for states."""
+    """What a turn did. Agent, model and domain are names, states are digests."""
 
     agent: str
     model: str
-    domain: str  # its id where it has no name, being the agent's own
+    domain: str  # the id of an agent's own domain, which has no name
     manifest: str | None  # None: nothing was saved
     before: str | None
     tokens: int
-    reused: int  # tokens whose keys and values came out of the store
+    reused: int  # tokens whose keys and values came from the store
     prefilled: int  # tokens fed before the first generated one
     load_ms: float
     seconds: float
     template: bool  # False: the model has no chat template, and text is continued
     generated: int = 0
-    parted_at: int | None = None  # the token at which a replaced conversation and its successor part
-    ttft_ms: float | None = None  # from the request to the first token, the model being loaded
+    parted_at: int | None = None  # the first token that differs between a replaced text and the new one
+    ttft_ms: float | None = None  # from the request to the first token, without loading the model
     new_blocks: int = 0
     bytes_written: int = 0
     complete: bool = True

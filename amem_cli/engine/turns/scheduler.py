@@ -1,12 +1,13 @@
 """Many turns at once, on the one thread that owns MLX.
 
-Each round of the loop takes what the I/O threads have finished, admits turns that fit into the memory budget, makes
-one decode step for all agents that generate, together, and then prefill passes for one agent that waits: as long as
-a decode step took, and at least one. Prefilling agents take turns, a pass each, so a long text stalls nobody by more
-than a pass. How many passes run is scheduled; where they begin and end is not, so a turn's bits do not depend on its
-company beyond float rounding. Blocks are read by I/O threads into the next agents' memory meanwhile.
+Each round of the loop collects finished I/O, admits turns that fit into the memory budget, runs one decode step for
+all agents that generate, and then prefill passes, at least one, for as long as the decode step took. Prefilling agents
+alternate pass by pass, so that a long text delays the others by one pass at most. The number of passes is scheduled;
+their boundaries are not, so a turn's bits depend on the turns beside it only by float rounding. Meanwhile I/O threads
+read blocks into the next agents' memory.
 
-A turn that fails ends alone: where a step of several rows raises, it is made again row by row.
+A failing turn ends alone: a decode step of several agents that raises is run again row by row. `on_fallback` hears of
+the first such step, and `SchedulerFigures.row_by_row_steps` counts them.
 """
 
 import time
@@ -14,22 +15,25 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from amem_cli.engine.cache.decode_batch import can_batch, decode_together
 from amem_cli.engine.turns.engine import Engine
-from amem_cli.engine.turns.steps import Pass, Room, Steps, Work
+from amem_cli.engine.turns.steps import Pass, Room, Step, Steps, Work
 
 IO_THREADS = 4
 
 T = TypeVar("T")
 
 
+def _ignore(_error: Exception) -> None:
+    """No listener."""
+
+
 class Ticket(Generic[T]):
-    """A turn that was handed in. `future` ends with its result, or with what it raised."""
+    """A submitted turn. `future` ends with its result, or with what it raised."""
 
     def __init__(
         self,
@@ -50,55 +54,61 @@ class Ticket(Generic[T]):
         return self._begin(self)
 
     def cancel(self) -> None:
-        """End the turn soon: what it has said so far is committed. May be called from any thread."""
+        """End the turn soon: the answer so far is committed. May be called from any thread."""
         self._cancelled = True
 
     def should_stop(self) -> bool:
-        """Whether it was cancelled, or its time is up: what the turn's watcher asks."""
+        """Whether it was cancelled or its timeout is over. The turn's watcher asks this."""
         return self._cancelled or (self._deadline is not None and time.monotonic() > self._deadline)
 
 
 @dataclass
 class _Task:
-    """A turn under way, and the step that it waits for."""
+    """A running turn, and the step that it waits for."""
 
     ticket: Ticket[Any]
     steps: Steps[Any]
     order: int
-    step: Pass | Work | Room | None = None
+    step: Step | None = None
 
 
 @dataclass
 class SchedulerFigures:
-    """What the loop did. `hidden` is the share of reading and writing that ran while the model did."""
+    """What the loop did."""
 
     decode_steps: int = 0
     decoded: int = 0
+    row_by_row_steps: int = 0  # decode steps that failed for several agents together
     prefill_passes: int = 0
     work_seconds: float = 0.0
-    idle_seconds: float = 0.0  # waiting for reading and writing, with nothing else to do
+    idle_seconds: float = 0.0  # waiting for I/O, with nothing else to do
 
     @property
     def hidden(self) -> float:
+        """The share of I/O time during which the model ran."""
         return 1.0 - min(self.idle_seconds / self.work_seconds, 1.0) if self.work_seconds else 1.0
 
 
 @dataclass
 class Scheduler:
-    """Drives turns of one engine. `submit` may be called from any thread, `run` by the thread that owns MLX."""
+    """Drives turns of one engine. `submit` may be called from any thread, `run` by the thread that owns MLX.
+
+    `on_fallback` is called once, with the error of the first decode step that was run again row by row.
+    """
 
     engine: Engine
     batched: bool = True
+    on_fallback: Callable[[Exception], None] = _ignore
     figures: SchedulerFigures = field(default_factory=SchedulerFigures)
 
     def __post_init__(self) -> None:
         self._incoming: SimpleQueue[Ticket[Any]] = SimpleQueue()
         self._numbers = count()
-        self._behind: dict[str, deque[Ticket[Any]]] = {}  # by agent: turns that wait for its turn under way
-        self._next: deque[Ticket[Any]] = deque()  # the first of those, where that turn has ended
+        self._behind: dict[str, deque[Ticket[Any]]] = {}  # by agent: turns behind its running one
+        self._next: deque[Ticket[Any]] = deque()  # the first of those, once the turn before it has ended
         self._tasks: list[_Task] = []
         self._prefills: deque[_Task] = deque()
-        self._working: dict[Future[Any], _Task] = {}
+        self._working: dict[Future[tuple[object, float]], _Task] = {}
         self._waker: Future[None] = Future()
         self._step_seconds = 0.0
         self.batched = self.batched and can_batch(self.engine.model.model, self.engine.spec)
@@ -110,7 +120,7 @@ class Scheduler:
         priority: int = 0,
         timeout: float | None = None,
     ) -> Ticket[T]:
-        """Hand in a turn of an agent, made by `begin` when its time comes. An agent's turns run in their order.
+        """Submit a turn of an agent; `begin` makes its steps when it starts. An agent's turns run in their order.
 
         Higher priorities are admitted first. `timeout` in seconds ends the turn as `Ticket.cancel` does.
         """
@@ -120,14 +130,13 @@ class Scheduler:
         return ticket
 
     def wake(self) -> None:
-        """Let a loop that waits look again."""
+        """Make a waiting loop look for work again."""
         waker = self._waker
         if not waker.done():
             waker.set_result(None)
 
     def run(self, more: Callable[[], bool] = lambda: False) -> None:
-        """Drive turns until none is left, and none will come: `more` says so. It is asked in every round, and may
-        submit."""
+        """Drive turns until none is left and `more()` is false. It is called in every round, and may submit turns."""
         with ThreadPoolExecutor(IO_THREADS) as self._io:
             while True:
                 expecting = more()
@@ -156,10 +165,17 @@ class Scheduler:
     def _begin(self, ticket: Ticket[Any]) -> None:
         task = _Task(ticket, ticket.begin(), next(self._numbers))
         self._tasks.append(task)
-        self._advance(task, partial(next, task.steps))
+        self._advance(task, None)
 
-    def _advance(self, task: _Task, resume: Callable[[], Pass | Work | Room]) -> None:
-        """Let a turn go on to its next step, or to its end."""
+    def _advance(self, task: _Task, answer: object) -> None:
+        """Send a turn the answer to its step (None starts it), and run it to its next step or its end."""
+        self._resume(task, lambda: task.steps.send(answer))
+
+    def _throw(self, task: _Task, error: BaseException) -> None:
+        """Raise the error of a turn's step inside the turn."""
+        self._resume(task, lambda: task.steps.throw(error))
+
+    def _resume(self, task: _Task, resume: Callable[[], Step]) -> None:
         try:
             task.step = resume()
         except StopIteration as done:
@@ -183,47 +199,47 @@ class Scheduler:
         else:
             del self._behind[task.ticket.agent]
 
-    def _timed(self, run: Callable[[], Any]) -> tuple[Any, float]:
+    def _timed(self, run: Callable[[], object]) -> tuple[object, float]:
         begun = time.perf_counter()
         return run(), time.perf_counter() - begun
 
     def _collect(self) -> None:
-        """Give turns what the I/O threads have finished for them."""
+        """Send turns the results of finished I/O."""
         for future in [future for future in self._working if future.done()]:
             task = self._working.pop(future)
             error = future.exception()
             if error is not None:
-                self._advance(task, partial(task.steps.throw, error))
+                self._throw(task, error)
             else:
                 result, seconds = future.result()
                 self.figures.work_seconds += seconds
-                self._advance(task, partial(task.steps.send, result))
+                self._advance(task, result)
 
     def _admit(self) -> None:
-        """Let turns in that fit: by priority, then by age. None overtakes one that is too large for now.
+        """Admit turns that fit, by priority, then by age. No turn overtakes one that does not fit yet.
 
-        What can never run, or is to end, ends at once, whoever stands before it.
+        Turns that can never run, or that were stopped, end at once, wherever they are in the queue.
         """
-        residents = self.engine.residents
+        budget = self.engine.memory_budget
         for task, room in self._waiting_for_room():
             try:
                 if task.ticket.should_stop():
                     raise CancelledError("stopped before it began")
-                residents.check(room.nbytes)
+                budget.check(room.nbytes)
             except Exception as error:
-                self._advance(task, partial(task.steps.throw, error))
+                self._throw(task, error)
         for task, room in self._waiting_for_room():
-            reservation = residents.reserve(room.nbytes, room.agent_id)
+            reservation = budget.reserve(room.nbytes, room.agent_id)
             if reservation is None:
                 return
-            self._advance(task, partial(task.steps.send, reservation))
+            self._advance(task, reservation)
 
     def _waiting_for_room(self) -> list[tuple[_Task, Room]]:
         waiting = [(task, task.step) for task in self._tasks if isinstance(task.step, Room)]
         return sorted(waiting, key=lambda each: (-each[0].ticket.priority, each[0].order))
 
     def _decode(self) -> bool:
-        """One step for all agents that generate."""
+        """One step for all agents that generate. Returns whether there was any."""
         tasks = [task for task in self._tasks if isinstance(task.step, Pass) and task.step.decode]
         if not tasks:
             return False
@@ -245,15 +261,18 @@ class Scheduler:
         try:
             feeders = [each.feeder for each in passes]
             rows = decode_together(self.engine.model.model, feeders, [each.tokens[0] for each in passes])
-        except Exception:
+        except Exception as error:
+            self.figures.row_by_row_steps += 1
+            if self.figures.row_by_row_steps == 1:
+                self.on_fallback(error)
             for task in tasks:
                 self._run_pass(task)
             return
         for task, logits in zip(tasks, rows, strict=True):
-            self._advance(task, partial(task.steps.send, logits))
+            self._advance(task, logits)
 
     def _prefill(self) -> bool:
-        """Passes of agents that prefill, each a pass in turn, until a decode step's time has gone by."""
+        """Prefill passes, agents alternating, for as long as a decode step took. Returns whether any ran."""
         begun = time.perf_counter()
         ran = False
         while self._prefills and (not ran or time.perf_counter() - begun < self._step_seconds):
@@ -266,20 +285,21 @@ class Scheduler:
         step = task.step
         assert isinstance(step, Pass)
         try:
-            logits = step.feeder.feed(step.tokens, step.logits)
+            logits = step.run()
         except Exception as error:
-            self._advance(task, partial(task.steps.throw, error))
+            self._throw(task, error)
         else:
-            self._advance(task, partial(task.steps.send, logits))
+            self._advance(task, logits)
 
     def _rest(self, expecting: bool) -> bool:
-        """Wait for an I/O thread or a new turn. Returns False where neither will come."""
+        """Wait for an I/O thread or a new turn. Returns False if there is nothing to wait for."""
         if self._next:
             return True
         if not self._working and self._incoming.empty() and not self._tasks and not expecting:
             return False
         begun = time.perf_counter()
-        wait([*self._working, self._waker], timeout=0.05, return_when=FIRST_COMPLETED)
+        pending: list[Future[Any]] = [*self._working, self._waker]
+        wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
         if self._working:
             self.figures.idle_seconds += time.perf_counter() - begun
         if self._waker.done():

@@ -1,7 +1,8 @@
-"""One turn under way: what is pending goes through the model, an answer comes out of it, and the cost is counted."""
+"""One turn under way: feed what is pending, sample an answer, count the cost."""
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -13,15 +14,15 @@ from amem_cli.engine.turns.agent_state import AgentState
 from amem_cli.engine.turns.generation import StopStrings, sample
 from amem_cli.engine.turns.memory_budget import Reservation
 from amem_cli.engine.turns.requests import Generation, PrefillProgress, TurnResult, Watcher
-from amem_cli.engine.turns.steps import Pass, Steps
-from kvstore.commit.transaction import Transaction
+from amem_cli.engine.turns.steps import Steps, do, feed
+from kvstore.commit.transaction import AgentHold, Transaction
 from kvstore.format.manifest import Sampling
 from kvstore.format.records import Domain
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The tokens that were sampled, the text that was shown, and why it ended: stop, length or interrupted."""
+    """The sampled tokens, the text that was streamed, and why it ended: stop, length or interrupted."""
 
     tokens: list[int]
     text: str
@@ -29,12 +30,12 @@ class Answer:
 
 
 class TurnRun:
-    """Whose turn it is, who watches it, and what it has cost so far.
+    """The agent of a running turn, its watcher, and the cost so far.
 
-    A context manager: leaving it gives back the agent's memory, unless the agent was handed on.
+    A context manager: leaving it frees the agent's memory, unless the agent was handed on.
     """
 
-    def __init__(self, name: str, watcher: Watcher) -> None:
+    def __init__(self, name: str, watcher: Watcher, model: LoadedModel, load_ms: float) -> None:
         self.agent: AgentState | None = None
         self.room: Reservation | None = None
         self.name = name
@@ -43,6 +44,8 @@ class TurnRun:
         self.prefilled = 0
         self.parted_at: int | None = None
         self._watcher = watcher
+        self._model = model
+        self._load_ms = load_ms
         self._started = time.perf_counter()
         self._ttft_ms: float | None = None
         self._new_blocks = 0
@@ -57,14 +60,14 @@ class TurnRun:
         self.hand_on()
 
     def begin(self, agent: AgentState) -> AgentState:
-        """The agent is in memory; what it shares there is counted no longer as its own."""
+        """The agent is in memory: from now on the budget counts slabs that it shares only once."""
         self.agent = agent
         if self.room is not None:
             self.room.agent = agent
         return agent
 
     def hand_on(self) -> None:
-        """The agent is somebody else's from now on; its room is given back."""
+        """Give up the agent, without freeing its memory, and the room reserved for it."""
         self.agent = None
         if self.room is not None:
             self.room.end()
@@ -78,9 +81,9 @@ class TurnRun:
     def feed(
         self, agent: AgentState, *, logits: bool, after_pass: Callable[[], None] = lambda: None
     ) -> Steps[tuple[mx.array | None, bool]]:
-        """Feed what is pending: all of it where logits are wanted, else all but the last token.
+        """Feed what is pending: all of it with `logits`, else all but the last token.
 
-        Returns the last token's logits, and whether it was stopped on the way. `after_pass` runs between passes.
+        Returns the last token's logits, and whether the watcher stopped it. `after_pass` runs between passes.
         """
         total = len(agent.pending) - (0 if logits else 1)
         begun = time.perf_counter()
@@ -89,7 +92,7 @@ class TurnRun:
             if self._watcher.should_stop():
                 return None, True
             final = self.prefilled + length == total
-            last = yield Pass(agent.feeder, agent.pending[:length], logits=logits and final)
+            last = yield from feed(agent.feeder, agent.pending[:length], logits=logits and final)
             self.prefilled += length
             speed = self.prefilled / (time.perf_counter() - begun)
             self._watcher.on_progress(PrefillProgress(self.prefilled, total, speed))
@@ -98,43 +101,37 @@ class TurnRun:
         return last, False
 
     def answer(
-        self,
-        agent: AgentState,
-        model: LoadedModel,
-        logits: mx.array | None,
-        generation: Generation,
-        sampling: Sampling,
+        self, agent: AgentState, logits: mx.array | None, generation: Generation, sampling: Sampling
     ) -> Steps[Answer]:
-        """Sample and feed tokens until one ends the answer; the last one stays unfed. No logits: no answer."""
+        """Sample and feed tokens until one ends the answer; the last one stays unfed. Without logits: no answer."""
+        model = self._model
         stop_ids, stream = model.prompt.stop_ids, model.prompt.stream()
-        said = StopStrings(generation.stop, self._watcher.on_text)
+        text = StopStrings(generation.stop, self._watcher.on_text)
         position = len(agent.transcript.tokens)
-        room = generation.max_tokens
+        longest = generation.max_tokens
         if model.context_length is not None:
-            room = min(room, model.context_length - position)
+            longest = min(longest, model.context_length - position)
         tokens: list[int] = []
         finish = "interrupted"
         while logits is not None:
             tokens.append(sample(logits, sampling, position + len(tokens)))
             self._ttft_ms = self._ttft_ms or (time.perf_counter() - self._started) * 1000
             if tokens[-1] not in stop_ids:
-                said.add(stream.add(tokens[-1]))
-            if tokens[-1] in stop_ids or said.found:
+                text.add(stream.add(tokens[-1]))
+            if tokens[-1] in stop_ids or text.found:
                 finish = "stop"
-            elif len(tokens) >= room:
+            elif len(tokens) >= longest:
                 finish = "length"
             elif not self._watcher.should_stop():
-                logits = yield Pass(agent.feeder, tokens[-1:], logits=True, decode=True)
+                logits = yield from feed(agent.feeder, tokens[-1:], logits=True, decode=True)
                 continue
             break
-        said.add(stream.finish())
-        said.finish()
-        return Answer(tokens, said.text, finish)
+        text.add(stream.finish())
+        text.finish()
+        return Answer(tokens, text.emitted, finish)
 
     def result(
         self,
-        model: LoadedModel,
-        load_ms: float,
         domain: Domain,
         *,
         tokens: int,
@@ -145,19 +142,19 @@ class TurnRun:
         answer: Answer | None = None,
         sampling: Sampling | None = None,
     ) -> TurnResult:
-        """The report."""
+        """What the turn did. `tokens`: of the agent's whole conversation."""
         return TurnResult(
             agent=self.name,
-            model=model.identity.name,
+            model=self._model.identity.name,
             domain=domain.name or domain.id,
             manifest=manifest,
             before=self.before,
             tokens=tokens,
             reused=self.reused,
             prefilled=self.prefilled,
-            load_ms=load_ms,
+            load_ms=self._load_ms,
             seconds=time.perf_counter() - self._started,
-            template=model.prompt.has_template,
+            template=self._model.prompt.has_template,
             generated=len(answer.tokens) if answer else 0,
             parted_at=self.parted_at,
             ttft_ms=self._ttft_ms,
@@ -174,7 +171,14 @@ class TurnRun:
 
 
 def _steps(agent: AgentState, total: int, logits: bool) -> Iterator[int]:
-    """Lengths of the passes that feed `total` pending tokens; those that are made again are as long as they were."""
+    """Lengths of the passes that feed `total` pending tokens. Replayed passes keep their lengths."""
     replayed = [length for length, count in agent.to_replay for _ in range(count)]
     yield from replayed
     yield from passes(agent.cached, total - sum(replayed), logits)
+
+
+def entered(stack: ExitStack, holding: AbstractContextManager[AgentHold]) -> Steps[AgentHold]:
+    """Wait for an agent's lock without blocking other turns; `stack` releases it."""
+    hold = yield from do(holding.__enter__)
+    stack.push(holding.__exit__)
+    return hold

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from amem_cli.engine.cache.slabs import SlabPool, ring_blocks, slab_blocks
+from amem_cli.engine.cache.attention_caches import FullCache, ring_blocks
+from amem_cli.engine.cache.slabs import SlabPool
 from kvstore.format.codecs import CODECS
 from kvstore.format.layers import quantized_parts
 from tests.support.engine.caches import fill, held, layer_group, passes_of
@@ -96,21 +97,20 @@ def test_masks_are_mlx_lm_s_own(
 def test_slabs_have_a_size_near_64_mb_that_shapes_alone_decide() -> None:
     codec = CODECS["q4-channel"]
     small, large = layer_group(1, 256, 256, layers=3), layer_group(8, 128, 128, layers=32)
-    assert slab_blocks(small, codec) == 16
-    blocks = slab_blocks(large, codec)
+    assert FullCache.slab_blocks(small, codec) == 16
+    blocks = FullCache.slab_blocks(large, codec)
     nbytes = blocks * sum(part.nbytes for part in quantized_parts(large, codec))
     assert blocks == 4 and nbytes <= 64 << 20 < 2 * nbytes
 
 
 def test_pooled_memory_is_wiped_before_it_is_used_again() -> None:
     filled = fill(layer_group(), 256)
-    group, codec, pool = filled.group.group, filled.group.codec, SlabPool()
-    slab = filled.group.slabs[0]
+    pool, slab = SlabPool(), filled.group.slabs[0]
     assert slab.rest is not None
     buffers = [*slab.buffers.values(), *slab.rest.buffers.values()]
     assert all(buffer.host.any() for buffer in buffers)
-    pool.give(group, codec, slab)
-    again = pool.take(group, codec, first=True)
+    pool.give(slab)
+    again = pool.take(slab.shape)
     assert again is slab
     assert not any(buffer.host.any() for buffer in buffers)
 

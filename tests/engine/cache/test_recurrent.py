@@ -12,11 +12,13 @@ from mlx_lm.models.cache import ArraysCache
 
 from amem_cli.engine.cache.probe import describe
 from amem_cli.engine.cache.recurrent import RecurrentCache
+from amem_cli.engine.cache.slabs import SlabPool
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.repair import repair
-from amem_cli.engine.turns.requests import NOBODY, Watcher
+from amem_cli.engine.turns.requests import NOBODY, ChatOptions, PrefillOptions, Watcher
 from kvstore import lifecycle
 from kvstore.errors import DamageError, ModelMismatchError
+from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from kvstore.format.kinds import TAIL
 from kvstore.format.layers import LayerGroup
 from kvstore.format.parts import Dtype, Part
@@ -43,21 +45,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_a_tail_gives_back_the_same_bits(dtype: Dtype) -> None:
     group = LayerGroup("recurrent-0", "recurrent", (0, 2), 0, 0, 0, states=(Part("state.0", dtype, (1, 3, 4)),))
-    given, taken = RecurrentCache(group), RecurrentCache(group)
+    given, taken = (RecurrentCache(group, CODECS[DEFAULT_CODEC], SlabPool()) for _ in range(2))
     mlx = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}[dtype]
     for layer in given.layers:
         layer[0] = mx.random.normal((1, 6, 4)).astype(mlx)[:, 3:]
     mx.eval(given.gather())
-    (tail,) = given.tail()
+    (tail,) = given.tail(0, 0)
     assert tail.shape == (2, 1, 3, 4) and tail.nbytes == given.nbytes
-    taken.load_tail([tail])
+    taken.load_tail(0, 0, [tail])
     for one, other in zip(given.layers, taken.layers, strict=True):
         assert other[0].dtype == mlx and mx.array_equal(one[0], other[0])
 
 
 def test_a_state_does_not_keep_what_it_was_cut_from() -> None:
     group = LayerGroup("recurrent-0", "recurrent", (0,), 0, 0, 0, states=(Part("state.0", "F32", (1, 1, 256)),))
-    cache = RecurrentCache(group)
+    cache = RecurrentCache(group, CODECS[DEFAULT_CODEC], SlabPool())
     mx.clear_cache()
     before = mx.get_active_memory()
     for _ in range(8):
@@ -89,9 +91,9 @@ def test_going_back_stops_at_a_state_of_its_own(kind: str, folder: Folder, place
     engine.extend("a", [Text(SENTENCE)])
     middle = place.state("a~1").manifest
     texts = [Text(SENTENCE * 5), Text("A thought."), Text("Another end.")]
-    back = engine.prefill("a", texts, replace=True)
+    back = engine.prefill("a", texts, PrefillOptions(replace=True))
     assert back.reused == middle.cached and back.parted_at is not None and back.parted_at >= back.reused
-    early = engine.prefill("a", [Text(SENTENCE + "It parts before any state.")], replace=True)
+    early = engine.prefill("a", [Text(SENTENCE + "It parts before any state.")], PrefillOptions(replace=True))
     assert early.reused == 0 and early.prefilled == early.tokens - 1
 
 
@@ -99,8 +101,8 @@ def test_going_back_stops_at_a_state_of_its_own(kind: str, folder: Folder, place
 def test_no_prefix_is_taken_without_its_state(kind: str, folder: Folder, place: Place) -> None:
     """Blocks of another agent in the domain fit, but no state does."""
     engine = place.engine(folder(kind))
-    assert engine.prefill("a", [Text(SENTENCE * 60)], domain="team").tokens > 512
-    assert engine.prefill("b", [Text(SENTENCE * 60 + "More.")], domain="team").reused == 0
+    assert engine.prefill("a", [Text(SENTENCE * 60)], PrefillOptions(domain="team")).tokens > 512
+    assert engine.prefill("b", [Text(SENTENCE * 60 + "More.")], PrefillOptions(domain="team")).reused == 0
 
 
 def test_a_prefill_that_was_cut_short_goes_on(folder: Folder, place: Place) -> None:
@@ -126,15 +128,15 @@ def test_repair_computes_states_again(kind: str, folder: Folder, place: Place) -
     engine.chat(Ref("a"), [Text("And then?")], SHORT)
     head = place.state("a")
     assert head.manifest.tail is not None
-    expected = engine.chat(Ref("a"), [Text("Well?")], SHORT, save=False).text
+    expected = engine.chat(Ref("a"), [Text("Well?")], SHORT, ChatOptions(save=False)).text
     tail = place.store.layout.object(head.agent.domain, TAIL, head.manifest.tail.sha256)
     before = tail.read_bytes()
     tail.unlink()
     with pytest.raises(DamageError):
-        place.engine(folder(kind)).chat(Ref("a"), [Text("Well?")], SHORT, save=False)
-    done = repair(place.store, place.engine(folder(kind)).conversations, Ref("a"), 0, NOBODY)
+        place.engine(folder(kind)).chat(Ref("a"), [Text("Well?")], SHORT, ChatOptions(save=False))
+    done = repair(place.store, place.engine(folder(kind)).agents, Ref("a"), 0, NOBODY)
     assert not done.recomputed and done.manifest == head.digest and tail.read_bytes() == before
-    assert place.engine(folder(kind)).chat(Ref("a"), [Text("Well?")], SHORT, save=False).text == expected
+    assert place.engine(folder(kind)).chat(Ref("a"), [Text("Well?")], SHORT, ChatOptions(save=False)).text == expected
 
 
 @pytest.mark.parametrize("kind", ["mamba2", "falcon_h1"])

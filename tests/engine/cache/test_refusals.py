@@ -9,7 +9,7 @@ import pytest
 from amem_cli.engine.models.load import load
 from amem_cli.engine.models.registry import find
 from amem_cli.engine.prompt.transcript import Text
-from amem_cli.engine.turns.requests import Generation
+from amem_cli.engine.turns.requests import ChatOptions, Generation, PrefillOptions
 from kvstore.errors import DamageError, ModelMismatchError, UsageError
 from kvstore.format.kinds import BLOCK
 from kvstore.format.layout import StoreLayout
@@ -53,10 +53,10 @@ def test_another_model_is_refused_by_the_part_that_differs(part: str, tiny: Tiny
     engine = place.engine(folder)
     turns: list[Callable[[], object]] = [
         lambda: engine.chat(Ref("a"), [Text("Well?")], SHORT),
-        lambda: engine.chat(Ref("a"), [Text("Well?")], SHORT, save=False),
+        lambda: engine.chat(Ref("a"), [Text("Well?")], SHORT, ChatOptions(save=False)),
         lambda: engine.extend("a", [Text("Well?")]),
         lambda: engine.prefill("a", [Text(SENTENCE)]),
-        lambda: engine.prefill("a", [Text("x")], replace=True),
+        lambda: engine.prefill("a", [Text("x")], PrefillOptions(replace=True)),
     ]
     for turn in turns:
         with pytest.raises(ModelMismatchError, match=f"other {part} than"):
@@ -74,7 +74,7 @@ def test_a_refused_resume_leaves_later_answers_alone(tiny: Tiny, place: Place) -
     data = bytearray(path.read_bytes())
     data[-9] ^= 4
     path.write_bytes(data)
-    expected = place.engine(tiny("llama")).chat(Ref("good"), [Text("Well?")], SHORT, save=False).text
+    expected = place.engine(tiny("llama")).chat(Ref("good"), [Text("Well?")], SHORT, ChatOptions(save=False)).text
     with pytest.raises(DamageError, match="altered"):
         engine.chat(Ref("bad"), [Text("Well?")], SHORT)
     assert engine.chat(Ref("good"), [Text("Well?")], SHORT).text == expected

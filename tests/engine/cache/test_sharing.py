@@ -8,11 +8,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from amem_cli.engine.cache.layer_cache import LayerGroupCache
+from amem_cli.engine.cache.attention_caches import FullCache
 from amem_cli.engine.cache.slabs import Slab, SlabPool
 from amem_cli.engine.prompt.transcript import Text, Transcript
 from amem_cli.engine.turns.agent_state import AgentState, AgentStates
 from amem_cli.engine.turns.engine import Engine
+from amem_cli.engine.turns.requests import PrefillOptions
 from amem_cli.engine.turns.steps import Work, drive
 from kvstore import lifecycle
 from kvstore.errors import DamageError
@@ -95,7 +96,7 @@ def test_rings_have_one_writer(tiny: Tiny, place: Place) -> None:
     engine = place.engine(tiny("gemma3_text"))
     engine.prefill("parent", [Text(SENTENCE * 50)])
     lifecycle.fork(place.store, Ref("parent"), "fork")
-    agents = [drive(engine.conversations.resume(place.state(name))) for name in ("parent", "fork")]
+    agents = [drive(engine.agents.resume(place.state(name))) for name in ("parent", "fork")]
     assert agents[0].cached > 4 * BLOCK_TOKENS
     assert not set(slabs(agents[0])) & set(slabs(agents[1]))
 
@@ -132,7 +133,7 @@ def test_domains_share_nothing(family: Family) -> None:
     place, memory = family.place, family.memory()
     agents = [family.resume(memory, "parent")]
     for _ in range(2):
-        family.engine.prefill("other", [Text(family.text)], domain="named")
+        family.engine.prefill("other", [Text(family.text)], PrefillOptions(domain="named"))
         agents.append(family.resume(memory, "other"))
         remove_domain(place.store, "named", 0)
     assert len({agent.domain.id for agent in agents}) == 3
@@ -141,9 +142,9 @@ def test_domains_share_nothing(family: Family) -> None:
 
 def test_an_agent_that_grew_in_memory_shares_what_it_committed(family: Family) -> None:
     state = family.place.state("parent")
-    memory = family.engine.conversations
+    memory = family.engine.agents
     fork = family.resume(memory, "left")
-    grown = family.engine.residents.take(state.agent.id, state.digest)
+    grown = family.engine.memory_budget.take(state.agent.id, state.digest)
     assert grown is not None and slabs(grown)[0] is slabs(fork)[0]
     assert slabs(grown)[1] is not slabs(fork)[1]
     assert all(map(mx.array_equal, go_on(grown, 3), go_on(fork, 3)))
@@ -195,9 +196,9 @@ def test_another_text_in_a_shared_slab_s_place_leaves_it_alone(family: Family) -
             np.testing.assert_array_equal(before, buffer.host)
 
 
-def filled(pool: SlabPool, keys: list[str]) -> LayerGroupCache:
+def filled(pool: SlabPool, keys: list[str]) -> FullCache:
     """Full slabs of one byte, a different one for each key, as if they had been read; then shared."""
-    cache = LayerGroupCache(layer_group(layers=1, kv_heads=1), CODEC, pool)
+    cache = FullCache(layer_group(layers=1, kv_heads=1), CODEC, pool)
     cache.begin(keys)
     for i, key in enumerate(keys):
         if not cache.shares(16 * i):

@@ -21,10 +21,11 @@ from amem_cli.engine.cache.feeder import passes
 from amem_cli.engine.cache.probe import describe
 from amem_cli.engine.models.load import LoadedModel, load
 from amem_cli.engine.models.registry import ModelEntry
-from amem_cli.engine.persist.mlx_lm import ImportedPromptCache, export, import_file
+from amem_cli.engine.persist.mlx_lm import export
 from amem_cli.engine.prompt.transcript import Text, Transcript
 from amem_cli.engine.turns.agent_state import AgentStates
 from amem_cli.engine.turns.engine import Engine
+from amem_cli.engine.turns.import_mlx_lm import ImportedPromptCache, import_file
 from amem_cli.engine.turns.requests import Generation
 from amem_cli.engine.turns.steps import drive
 from kvstore.commit.journal import Actor

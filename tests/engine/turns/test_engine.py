@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from amem_cli.engine.prompt.transcript import Text
-from amem_cli.engine.turns.requests import Generation
+from amem_cli.engine.turns.requests import ChatOptions, ExtendOptions, Generation, PrefillOptions
 from kvstore import lifecycle
 from kvstore.errors import ConflictError, NotFoundError, UsageError
 from kvstore.format.document import replace
@@ -54,8 +54,8 @@ def test_last_token_is_never_in_the_cache(tiny: Tiny, place: Place) -> None:
 def test_the_same_prompt_twice(tiny: Tiny, place: Place) -> None:
     """An exact hit still feeds its last token, once: the second answer equals the first."""
     engine = place.engine(tiny("qwen3"))
-    engine.prefill("a", [Text(SENTENCE * 10)], domain="d")
-    engine.prefill("b", [Text(SENTENCE * 10)], domain="d")
+    engine.prefill("a", [Text(SENTENCE * 10)], PrefillOptions(domain="d"))
+    engine.prefill("b", [Text(SENTENCE * 10)], PrefillOptions(domain="d"))
     assert place.state("a").manifest.cached == place.state("b").manifest.cached
     assert blocks(place, "a") == blocks(place, "b")
     answers = [engine.chat(Ref(name), [Text("Go on.")], SHORT) for name in ("a", "b")]
@@ -90,7 +90,7 @@ def test_replace_keeps_what_both_texts_have_in_common(kind: Kind, tiny: Tiny, pl
     engine.prefill("a", [Text(SENTENCE * 12)])
     engine.prefill("b", [Text(SENTENCE * 12)])
     old = place.state("a")
-    result = engine.prefill("a", [Text(SENTENCE * 11 + "It rained on the sea instead.")], replace=True)
+    result = engine.prefill("a", [Text(SENTENCE * 11 + "It rained on the sea instead.")], PrefillOptions(replace=True))
     assert result.parted_at is not None and 200 < result.parted_at < old.manifest.tokens
     full_only = kind != "gemma3_text"
     assert result.reused == (result.parted_at // 64 * 64 if full_only else 256)
@@ -106,7 +106,7 @@ def test_replace_parts_inside_a_full_block(tiny: Tiny, place: Place) -> None:
     """The block on disk goes on with the old text; what is before that is kept."""
     engine, text = place.engine(tiny("llama")), SENTENCE * 40 + "Then it rained."
     before = engine.prefill("a", [Text(SENTENCE * 60)])
-    result = engine.prefill("a", [Text(text)], replace=True)
+    result = engine.prefill("a", [Text(text)], PrefillOptions(replace=True))
     assert result.parted_at is not None and result.parted_at % 256 > 64
     assert result.parted_at + 256 < before.tokens
     assert result.reused == result.parted_at // 64 * 64
@@ -117,10 +117,10 @@ def test_replace_parts_inside_a_full_block(tiny: Tiny, place: Place) -> None:
 
 def test_replace_takes_the_domain_s_prefix_where_that_is_longer(tiny: Tiny, place: Place) -> None:
     engine = place.engine(tiny("gemma3_text"), checkpoint_seconds=0.0)
-    engine.prefill("a", [Text(SENTENCE * 12)], domain="team")
-    engine.prefill("b", [Text(SENTENCE * 80)], domain="team")
+    engine.prefill("a", [Text(SENTENCE * 12)], PrefillOptions(domain="team"))
+    engine.prefill("b", [Text(SENTENCE * 80)], PrefillOptions(domain="team"))
     own = place.state("a").manifest.cached
-    result = engine.prefill("a", [Text(SENTENCE * 80 + "More.")], replace=True)
+    result = engine.prefill("a", [Text(SENTENCE * 80 + "More.")], PrefillOptions(replace=True))
     assert result.reused >= 1024 > own
 
 
@@ -129,7 +129,7 @@ def test_replace_goes_back_to_an_earlier_state_of_its_own(tiny: Tiny, place: Pla
     engine = place.engine(tiny("gemma3_text"))
     engine.prefill("a", [Text(SENTENCE * 12)])
     engine.chat(Ref("a"), [Text("A thinking answer, please.")], SHORT)
-    result = engine.prefill("a", [Text(SENTENCE * 12), Text("Another question.")], replace=True)
+    result = engine.prefill("a", [Text(SENTENCE * 12), Text("Another question.")], PrefillOptions(replace=True))
     assert result.reused == place.state("a~2").manifest.cached
 
 
@@ -137,10 +137,10 @@ def test_no_save_leaves_no_trace_and_answers_the_same(tiny: Tiny, place: Place) 
     engine = place.engine(tiny("qwen3"))
     engine.prefill("a", [Text(SENTENCE * 5)])
     before = place.files()
-    quiet = engine.chat(Ref("a"), [Text("Well?")], SHORT, save=False)
+    quiet = engine.chat(Ref("a"), [Text("Well?")], SHORT, ChatOptions(save=False))
     assert quiet.manifest is None and place.files() == before
     assert engine.chat(Ref("a"), [Text("Well?")], SHORT).text == quiet.text
-    assert engine.chat(Ref("a", back=1), [Text("Well?")], SHORT, save=False).text == quiet.text
+    assert engine.chat(Ref("a", back=1), [Text("Well?")], SHORT, ChatOptions(save=False)).text == quiet.text
 
 
 def test_only_a_head_goes_on(tiny: Tiny, place: Place) -> None:
@@ -157,17 +157,17 @@ def test_expected_head(tiny: Tiny, place: Place) -> None:
     engine = place.engine(tiny("llama"))
     engine.prefill("a", [Text(SENTENCE)])
     head = place.state("a").digest
-    assert engine.chat(Ref("a"), [Text("Well?")], SHORT, expect=head[:12]).before == head
+    assert engine.chat(Ref("a"), [Text("Well?")], SHORT, ChatOptions(expect=head[:12])).before == head
     with pytest.raises(ConflictError, match="has moved"):
-        engine.chat(Ref("a"), [Text("Well?")], SHORT, expect=head[:12])
+        engine.chat(Ref("a"), [Text("Well?")], SHORT, ChatOptions(expect=head[:12]))
     with pytest.raises(ConflictError, match="has moved"):
-        engine.extend("a", [Text("Well?")], expect=head[:12])
+        engine.extend("a", [Text("Well?")], ExtendOptions(expect=head[:12]))
 
 
 def test_stop_string_and_length(tiny: Tiny, place: Place) -> None:
     engine = place.engine(tiny("llama"))
     engine.prefill("a", [Text(SENTENCE)])
-    long = engine.chat(Ref("a"), [Text("Well?")], Generation(max_tokens=30), save=False)
+    long = engine.chat(Ref("a"), [Text("Well?")], Generation(max_tokens=30), ChatOptions(save=False))
     assert long.finish == "length" and long.generated == 30 and long.text
     stop = long.text[4:6]
     cut = engine.chat(Ref("a"), [Text("Well?")], Generation(max_tokens=30, stop=(stop,)))
@@ -179,7 +179,9 @@ def test_seed_repeats_a_sampled_answer(tiny: Tiny, place: Place) -> None:
     engine.prefill("a", [Text(SENTENCE)])
 
     def ask(seed: int | None) -> tuple[str | None, int | None]:
-        result = engine.chat(Ref("a"), [Text("Well?")], Generation(max_tokens=20, temp=1.5, seed=seed), save=False)
+        result = engine.chat(
+            Ref("a"), [Text("Well?")], Generation(max_tokens=20, temp=1.5, seed=seed), ChatOptions(save=False)
+        )
         return result.text, result.seed
 
     drawn, seed = ask(None)
@@ -191,8 +193,8 @@ def test_seed_repeats_a_sampled_answer(tiny: Tiny, place: Place) -> None:
 def test_a_domain_shares_blocks_and_only_a_domain(kind: Kind, tiny: Tiny, place: Place) -> None:
     engine = place.engine(tiny(kind), checkpoint_seconds=0.0)
     shared = SENTENCE * 80
-    engine.prefill("a", [Text(shared)], domain="team")
-    mate = engine.prefill("b", [Text(shared + "But b has more to say.")], domain="team")
+    engine.prefill("a", [Text(shared)], PrefillOptions(domain="team"))
+    mate = engine.prefill("b", [Text(shared + "But b has more to say.")], PrefillOptions(domain="team"))
     assert mate.reused >= 1024 and mate.reused % 256 == 0
     assert set(blocks(place, "a")) & set(blocks(place, "b"))
     stranger = engine.prefill("c", [Text(shared)])
@@ -203,7 +205,7 @@ def test_a_domain_shares_blocks_and_only_a_domain(kind: Kind, tiny: Tiny, place:
     answers = [engine.chat(Ref(name), [Text("Go on.")], SHORT).text for name in ("b", "d")]
     assert answers[0] == answers[1]
     with pytest.raises(ConflictError, match="another domain"):
-        engine.prefill("c", [Text(shared)], domain="team")
+        engine.prefill("c", [Text(shared)], PrefillOptions(domain="team"))
 
 
 def test_extend_adds_context_that_the_answer_sees(tiny: Tiny, place: Place) -> None:

@@ -74,11 +74,11 @@ def test_stop_strings_pass_on_all_that_stands_before_the_first(pieces: list[str]
     places = [at for s in strings if (at := whole.find(s)) >= 0]
     assert stops.found == bool(places)
     assert all(heard)
-    assert "".join(heard) == stops.text
+    assert "".join(heard) == stops.emitted
     if places:
-        assert whole.startswith(stops.text) and not any(s in stops.text for s in strings)
+        assert whole.startswith(stops.emitted) and not any(s in stops.emitted for s in strings)
     else:
-        assert stops.text == whole
+        assert stops.emitted == whole
 
 
 def test_a_stop_string_across_pieces_is_never_shown() -> None:
@@ -90,7 +90,7 @@ def test_a_stop_string_across_pieces_is_never_shown() -> None:
     assert heard == ["one", "\ntwo"]
     stops.add("\nthree")
     stops.finish()
-    assert stops.found and stops.text == "one\ntwo"
+    assert stops.found and stops.emitted == "one\ntwo"
 
 
 @given(st.lists(st.integers(1, 5), max_size=30), st.integers(0, 60))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amem_cli.engine.cache.slabs import footprint
+from amem_cli.engine.cache.agent_cache import footprint
 from amem_cli.engine.models.registry import find
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.engine import Engine
@@ -47,7 +47,7 @@ def test_a_budget_changes_no_answer_and_is_never_passed(
 ) -> None:
     free = play(turns(Place(tmp_path / "free"), tiny("gemma3_text"), batched=False), script)
     many = turns(Place(tmp_path / "tight"), tiny("gemma3_text"), agents=3, batched=False)
-    residents, pool = many.engine.residents, many.engine.conversations.pool
+    residents, pool = many.engine.memory_budget, many.engine.agents.pool
     most = 0
 
     def look() -> bool:
@@ -72,7 +72,7 @@ def twice_each(many: Turns, names: Sequence[str]) -> tuple[list[str | None], int
     """What agents say in two turns each, and how many spoke at the same time. No budget is passed."""
     for n, name in enumerate((*names, *names)):
         many.chat(name, f"I say {n}.", 16)
-    pool, residents, tickets, together = many.engine.conversations.pool, many.engine.residents, many.tickets, 0
+    pool, residents, tickets, together = many.engine.agents.pool, many.engine.memory_budget, many.tickets, 0
 
     def look() -> bool:
         nonlocal together
@@ -131,7 +131,7 @@ def test_a_turn_that_can_never_fit_is_refused_at_once(endless: Path, place: Plac
     many.scheduler.run()
     error = third.future.exception()
     assert isinstance(error, NoSpaceError) and error.exit_code == 13
-    limit = many.engine.conversations.pool.limit
+    limit = many.engine.agents.pool.limit
     assert (
         f"{limit:,}" in error.message and f"{footprint(many.engine.spec.groups, CODEC, 20_000):,}"[:4] in error.message
     )
@@ -145,7 +145,7 @@ def test_an_agent_that_waits_for_room_is_counted(endless: Path, place: Place) ->
     many.prefill("a", SENTENCE)
     many.chat("a")
     many.run()
-    residents, held = many.engine.residents, many.engine.residents.nbytes
+    residents, held = many.engine.memory_budget, many.engine.memory_budget.nbytes
     assert held > 0
     steps = many.engine.chat_steps(Ref("a"), [Text("Well?")], Generation(4))
     step = next(steps)

@@ -14,7 +14,7 @@ from amem_cli.demo.handbook import handbook
 from amem_cli.engine.models.load import LoadedModel, load
 from amem_cli.engine.models.registry import find
 from amem_cli.engine.prompt.transcript import Text
-from amem_cli.engine.turns.requests import Generation
+from amem_cli.engine.turns.requests import ChatOptions, Generation, PrefillOptions
 from benchmarks.fidelity import compare
 from kvstore import lifecycle
 from kvstore.format.codecs import DEFAULT_CODEC
@@ -70,7 +70,7 @@ def test_a_new_process_answers_without_reading_again(read: Place) -> None:
 def test_one_pass_stands_before_the_first_token(read: Place, gemma: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = read.engine(gemma)
     fed = spy(monkeypatch, engine.model)
-    result = engine.chat(Ref("a"), [Text(" The")], Generation(max_tokens=2), save=False)
+    result = engine.chat(Ref("a"), [Text(" The")], Generation(max_tokens=2), ChatOptions(save=False))
     assert result.generated == 2
     assert [len(tokens) for tokens in fed] == [2, 1]  # the second pass is for the second token
 
@@ -122,7 +122,7 @@ def test_four_turns_with_a_chat_template(qwen: Path, tmp_path: Path, monkeypatch
     engine = place.engine(qwen)
     prompt = engine.model.prompt
     fed = spy(monkeypatch, engine.model)
-    engine.prefill("a", [], system="You answer in one word.")
+    engine.prefill("a", [], PrefillOptions(system="You answer in one word."))
     expected = "<|im_start|>system\nYou answer in one word.<|im_end|>\n"
     for question in ("The capital of France?", "Of Italy?", "Of Spain?", "Two plus two, as a digit?"):
         result = engine.chat(Ref("a"), [Text(question)], Generation(max_tokens=8))

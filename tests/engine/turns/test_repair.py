@@ -8,7 +8,7 @@ import pytest
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.engine import Engine
 from amem_cli.engine.turns.repair import repair
-from amem_cli.engine.turns.requests import NOBODY, Watcher
+from amem_cli.engine.turns.requests import NOBODY, ChatOptions, Watcher
 from kvstore import lifecycle
 from kvstore.errors import DamageError
 from kvstore.format.document import replace
@@ -39,7 +39,7 @@ def test_missing_and_altered_files_come_back(kind: Kind, tiny: Tiny, place: Plac
     talked(engine)
     lifecycle.snapshot(place.store, Ref("a"), "s")
     head = place.state("a")
-    expected = engine.chat(Ref("a"), [Text("Well?")], SHORT, save=False).text
+    expected = engine.chat(Ref("a"), [Text("Well?")], SHORT, ChatOptions(save=False)).text
     assert head.manifest.tail is not None
     files = block_files(place, "a")
     before = {path: path.read_bytes() for path in files}
@@ -49,12 +49,15 @@ def test_missing_and_altered_files_come_back(kind: Kind, tiny: Tiny, place: Plac
     tail = place.store.layout.object(head.agent.domain, TAIL, head.manifest.tail.sha256)
     tail.unlink()
     with pytest.raises(DamageError):
-        place.engine(tiny(kind)).chat(Ref("a"), [Text("Well?")], SHORT, save=False)
+        place.engine(tiny(kind)).chat(Ref("a"), [Text("Well?")], SHORT, ChatOptions(save=False))
 
-    done = repair(place.store, place.engine(tiny(kind)).conversations, Ref("a"), 0, NOBODY)
+    done = repair(place.store, place.engine(tiny(kind)).agents, Ref("a"), 0, NOBODY)
     assert done.healed_blocks == 2 and not done.recomputed and done.manifest == head.digest
     assert {path: path.read_bytes() for path in files} == before
-    assert place.engine(tiny(kind)).chat(Ref("a", snapshot="s"), [Text("Well?")], SHORT, save=False).text == expected
+    assert (
+        place.engine(tiny(kind)).chat(Ref("a", snapshot="s"), [Text("Well?")], SHORT, ChatOptions(save=False)).text
+        == expected
+    )
 
 
 def test_every_tenth_block_deleted(tiny: Tiny, place: Place) -> None:
@@ -64,7 +67,7 @@ def test_every_tenth_block_deleted(tiny: Tiny, place: Place) -> None:
     assert len(files) > 12
     for path in files[::10]:
         path.unlink()
-    done = repair(place.store, engine.conversations, Ref("a"), 0, NOBODY)
+    done = repair(place.store, engine.agents, Ref("a"), 0, NOBODY)
     assert done.healed_blocks == len(files[::10]) and done.manifest == done.before
     assert all(path.is_file() for path in files)
 
@@ -73,7 +76,7 @@ def test_a_whole_agent_is_left_alone(tiny: Tiny, place: Place) -> None:
     engine = place.engine(tiny("llama"))
     talked(engine)
     blocks = {path: path.stat().st_mtime_ns for path in block_files(place, "a")}
-    done = repair(place.store, engine.conversations, Ref("a"), 0, NOBODY)
+    done = repair(place.store, engine.agents, Ref("a"), 0, NOBODY)
     assert (done.healed_blocks, done.bytes_written, done.recomputed) == (0, 0, False)
     assert {path: path.stat().st_mtime_ns for path in block_files(place, "a")} == blocks
 
@@ -90,8 +93,8 @@ def test_other_bits_make_a_new_head_and_snapshots_stay(tiny: Tiny, place: Place)
     block_files(place, "a")[1].unlink()
     named = place.state("a@s").digest
     with pytest.raises(DamageError, match="other bits"):
-        repair(place.store, engine.conversations, Ref("a", snapshot="s"), 0, NOBODY)
-    done = repair(place.store, engine.conversations, Ref("a"), 0, NOBODY)
+        repair(place.store, engine.agents, Ref("a", snapshot="s"), 0, NOBODY)
+    done = repair(place.store, engine.agents, Ref("a"), 0, NOBODY)
     assert done.recomputed and done.manifest == place.state("a").digest != done.before
     assert place.state("a").manifest.recomputed and place.state("a@s").digest == named
     assert engine.chat(Ref("a"), [Text("Well?")], SHORT).recomputed
@@ -102,5 +105,5 @@ def test_stopped_it_changes_nothing(tiny: Tiny, place: Place) -> None:
     talked(engine)
     gone = block_files(place, "a")[0]
     gone.unlink()
-    done = repair(place.store, engine.conversations, Ref("a"), 0, Watcher(should_stop=lambda: True))
+    done = repair(place.store, engine.agents, Ref("a"), 0, Watcher(should_stop=lambda: True))
     assert not done.complete and not gone.exists()

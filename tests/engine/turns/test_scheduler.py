@@ -7,11 +7,14 @@ from concurrent.futures import CancelledError
 from itertools import pairwise
 from pathlib import Path
 
+import mlx.core as mx
+import pytest
 from safetensors import safe_open
 
 from amem_cli.engine.prompt.transcript import Text
+from amem_cli.engine.turns import scheduler
 from amem_cli.engine.turns.engine import Engine
-from amem_cli.engine.turns.requests import Generation, TurnResult, Watcher
+from amem_cli.engine.turns.requests import ChatOptions, Generation, TurnResult, Watcher
 from amem_cli.engine.turns.scheduler import Ticket
 from kvstore.errors import DamageError, UsageError
 from kvstore.naming import Ref
@@ -40,7 +43,7 @@ def test_four_agents_say_together_what_they_say_alone(gemma: Path, place: Place)
     together = [result.text for result in many.run()]
     assert many.scheduler.figures.decode_steps < 80  # four answers of 64 tokens, most of them in common steps
     alone = [
-        many.engine.chat(Ref(name), [Text(" said that")], Generation(max_tokens=64), save=False).text
+        many.engine.chat(Ref(name), [Text(" said that")], Generation(max_tokens=64), ChatOptions(save=False)).text
         for name in openings
     ]
     assert together == alone
@@ -187,7 +190,7 @@ def test_a_turn_whose_time_is_over_commits_what_it_said(endless: Path, place: Pl
     assert place.state("talker").manifest.tokens == result.tokens
     assert isinstance(waiter.future.exception(), CancelledError)  # it never had room
     assert place.state("waiter").digest == before["waiter"].manifest
-    assert many.engine.residents.nbytes <= many.engine.conversations.pool.nbytes
+    assert many.engine.memory_budget.nbytes <= many.engine.agents.pool.nbytes
 
 
 def test_an_agents_turns_run_in_their_order_whenever_they_come(endless: Path, place: Place) -> None:
@@ -201,3 +204,27 @@ def test_an_agents_turns_run_in_their_order_whenever_they_come(endless: Path, pl
     results = many.run()
     assert [result.generated for result in results] == [5, 4, 3, 2]
     assert [result.before for result in results[1:]] == [result.manifest for result in results[:-1]]
+
+
+def test_a_decode_step_that_fails_runs_row_by_row_and_is_reported(
+    tiny: Tiny, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, heard = ("a", "b", "c"), list[Exception]()
+
+    def fail(*_: object) -> list[mx.array]:
+        raise RuntimeError("planted")
+
+    many = turns(place, tiny("llama"))
+    for name in names:
+        many.prefill(name, f"I am {name}. {SENTENCE}")
+    many.run()
+    alone = [
+        many.engine.chat(Ref(name), [Text("Well?")], Generation(8), ChatOptions(save=False)).text for name in names
+    ]
+    monkeypatch.setattr(scheduler, "decode_together", fail)
+    many.scheduler.on_fallback = heard.append
+    for name in names:
+        many.chat(name, tokens=8, save=False)
+    assert [result.text for result in many.run()] == alone
+    assert many.scheduler.figures.row_by_row_steps > 1
+    assert [str(error) for error in heard] == ["planted"]  # the first one only

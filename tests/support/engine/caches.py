@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from amem_cli.engine.cache.agent_cache import AgentCache
+from amem_cli.engine.cache.block_cache import BlockCache
 from amem_cli.engine.cache.codec import axes_of, dequantize, quantize
-from amem_cli.engine.cache.layer_cache import LayerGroupCache
 from amem_cli.engine.cache.slabs import SlabPool
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC, Axis
 from kvstore.format.layers import LayerGroup
@@ -27,8 +27,8 @@ class Filled:
     values: mx.array
 
     @property
-    def group(self) -> LayerGroupCache:
-        return self.cache.groups[0]
+    def group(self) -> BlockCache:
+        return self.cache.with_blocks[0]
 
 
 def layer_group(

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from amem_cli.engine.cache.slabs import footprint
+from amem_cli.engine.cache.agent_cache import footprint
 from amem_cli.engine.models.registry import find
 from amem_cli.engine.prompt.transcript import Text
 from amem_cli.engine.turns.engine import Engine
-from amem_cli.engine.turns.requests import NOBODY, Generation, TurnResult, Watcher
+from amem_cli.engine.turns.requests import NOBODY, ChatOptions, Generation, TurnResult, Watcher
 from amem_cli.engine.turns.scheduler import Scheduler, Ticket
 from amem_cli.engine.turns.steps import Steps
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
@@ -47,7 +47,7 @@ class Turns:
                 watcher.on_text, watcher.on_progress, lambda: watcher.should_stop() or ticket.should_stop()
             )
             generation = Generation(max_tokens=tokens)
-            return self.engine.chat_steps(Ref(name), [Text(text)], generation, save=save, watcher=watching)
+            return self.engine.chat_steps(Ref(name), [Text(text)], generation, ChatOptions(save=save), watching)
 
         return self._add(self.scheduler.submit(name, begin, priority, timeout))
 

@@ -1,10 +1,11 @@
-"""The blocks and recent tokens of one layer group of one agent, and the keys and values of the pass under way.
+"""The cache of one layer group that stores blocks: quantized blocks, recent tokens, and the pass under way.
 
-Where the codec refines the first tokens, `rest` holds codes of what the block's own codes left over of them: keys,
-scores and outputs are sums over both.
+If the codec refines the first tokens, `rest` holds a second layer of codes: of what the block's own codes leave over.
+Keys, scores and outputs are sums over both.
 """
 
-from collections.abc import Hashable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -12,29 +13,89 @@ import numpy as np
 import numpy.typing as npt
 
 from amem_cli.engine.cache.codec import Quantized, axes_of, dequantize, quantize
-from amem_cli.engine.cache.slabs import Buffer, HostArray, Slab, SlabPool, host_view
+from amem_cli.engine.cache.layer_group_cache import LayerGroupCache, TailArray
+from amem_cli.engine.cache.slabs import Buffer, HostArray, Slab, SlabPool, SlabShape, host_view, part_bytes
 from kvstore.format.codecs import Axis, Codec
 from kvstore.format.layers import LayerGroup, recent_parts, refined_parts
 from kvstore.format.parts import BLOCK_TOKENS, GROUP_TOKENS
 
 
-class LayerGroupCache:
-    """One layer group: quantized blocks in slabs, and up to 63 recent tokens in bfloat16."""
+@dataclass(frozen=True)
+class Side:
+    """How attention reads the keys or the values of a layer group: codes from slabs, and recent tokens.
+
+    read(slab, slots, layer): [slots, heads, rows, ...] along `axis`; recent: [layers, heads, 64, dim] bfloat16.
+    """
+
+    read: Callable[[Slab, slice, int], Quantized]
+    axis: Axis
+    recent: Buffer
+
+
+class BlockCache(LayerGroupCache):
+    """Quantized blocks in slabs, and up to 63 recent tokens in bfloat16. A subclass places the blocks in slabs."""
 
     def __init__(self, group: LayerGroup, codec: Codec, pool: SlabPool) -> None:
-        self.group = group
-        self.codec = codec
+        super().__init__(group, codec, pool)
         self.axes = axes_of(group, codec)
-        self.offset = 0  # tokens taken in
         self.slabs: list[Slab] = []
         self.fresh: dict[int, tuple[mx.array, mx.array]] = {}  # layer's place in the group → this pass's k and v
-        self._pool = pool
         self._columns: npt.NDArray[np.int64] | None = None
         self._visible: mx.array | None = None
         # recent.k, recent.v: [layers, heads, 64, dim]
         recent = recent_parts(group, GROUP_TOKENS)
         pool.count(sum(part.nbytes for part in recent))
         self.recent_k, self.recent_v = (Buffer(part) for part in recent)
+        self.keys = Side(Slab.keys, self.axes.keys, self.recent_k)
+        self.values = self.keys if group.latent else Side(Slab.values, self.axes.values, self.recent_v)
+
+    @classmethod
+    @abstractmethod
+    def slab_blocks(cls, group: LayerGroup, codec: Codec) -> int:
+        """How many blocks a slab of this layer group has.
+
+        A function of the shapes alone, since the order in which blocks enter the graph follows from it.
+        """
+
+    @classmethod
+    @abstractmethod
+    def slab_count(cls, group: LayerGroup, codec: Codec, blocks: int) -> int:
+        """How many slabs a cache of `blocks` blocks has, the open one included."""
+
+    @classmethod
+    def footprint(cls, group: LayerGroup, codec: Codec, tokens: int) -> int:
+        recent = part_bytes(recent_parts(group, GROUP_TOKENS))
+        blocks = -(-(tokens - tokens % GROUP_TOKENS) // BLOCK_TOKENS)
+        if not blocks:
+            return recent
+        shape = SlabShape(group, codec, cls.slab_blocks(group, codec))
+        return cls.slab_count(group, codec, blocks) * shape.nbytes + part_bytes(refined_parts(group, codec)) + recent
+
+    @property
+    @abstractmethod
+    def held_blocks(self) -> int:
+        """Blocks in memory, the open one included."""
+
+    @abstractmethod
+    def shareable(self, position: int) -> list[range]:
+        """The numbers of the blocks in each slab that is full at `position` and can be shared."""
+
+    @abstractmethod
+    def mask(self, tokens: int, window: int | None, as_array: bool) -> mx.array | str | None:
+        """The mask of a pass of `tokens` tokens, over the past and itself, oldest first. `window`: the model's own."""
+
+    @abstractmethod
+    def _place(self, block: int) -> tuple[Slab, int]:
+        """The slab and slot of a block, allocated if need be."""
+
+    @abstractmethod
+    def _block_of_each_slot(self) -> npt.NDArray[np.int64]:
+        """The number of the block in each slot in use, in the order of `used_slots`."""
+
+    @property
+    def holds_latents(self) -> bool:
+        """Whether its keys are values, too."""
+        return self.values is self.keys
 
     @property
     def quantized(self) -> int:
@@ -42,10 +103,8 @@ class LayerGroupCache:
         return self.offset - self.offset % GROUP_TOKENS
 
     @property
-    def held_blocks(self) -> int:
-        """Blocks in memory, the open one included."""
-        blocks = -(-self.quantized // BLOCK_TOKENS)
-        return blocks if self.group.window is None else min(blocks, self._capacity)
+    def _begun_blocks(self) -> int:
+        return -(-self.quantized // BLOCK_TOKENS)
 
     @property
     def nbytes(self) -> int:
@@ -54,36 +113,30 @@ class LayerGroupCache:
 
     @property
     def rest(self) -> Slab | None:
-        """What refines the first tokens; None where the codec refines none, and where there are no blocks yet."""
+        """The second layer of codes of the first tokens; None if the codec has none, or without blocks."""
         return self.slabs[0].rest if self.slabs else None
 
     @property
     def _capacity(self) -> int:
         return sum(slab.blocks for slab in self.slabs)
 
-    def _place(self, block: int) -> tuple[Slab, int]:
-        """The slab and slot of a block, allocated if need be. A window's slab is a ring."""
-        if self.group.window is not None:
-            if not self.slabs:
-                self.slabs.append(self._pool.take(self.group, self.codec, first=True))
-            return self.slabs[0], block % self.slabs[0].blocks
-        while block >= self._capacity:
-            self.slabs.append(self._pool.take(self.group, self.codec, first=not self.slabs))
-        per_slab = self.slabs[0].blocks
-        return self.slabs[block // per_slab], block % per_slab
+    def _shape(self, first: bool) -> SlabShape:
+        """The shape of this cache's slabs; `first`: of the one that holds the first block."""
+        refined = first and bool(refined_parts(self.group, self.codec))
+        return SlabShape(self.group, self.codec, self.slab_blocks(self.group, self.codec), refined)
 
     def begin(self, keys: Sequence[Hashable]) -> None:
-        """Take an empty cache's first slabs: those that are shared under `keys`, and new ones in place of others."""
-        self.slabs += [self._pool.take(self.group, self.codec, i == 0, key) for i, key in enumerate(keys)]
+        """Take an empty cache's first slabs: shared ones by their keys; a new one for a key that is not shared yet."""
+        self.slabs += [self._pool.take(self._shape(first=i == 0), key) for i, key in enumerate(keys)]
 
     def share(self, keys: Sequence[Hashable]) -> None:
-        """Share the first slabs, whose blocks are full, under keys that stand for their bytes and their domain."""
+        """Share the first slabs, whose blocks are full. A key stands for the bytes and the domain of a slab."""
         for i, key in enumerate(keys):
             if self.slabs[i].key is None:
-                self.slabs[i] = self._pool.share(self.group, self.codec, self.slabs[i], key)
+                self.slabs[i] = self._pool.share(self.slabs[i], key)
 
     def shares(self, block: int) -> bool:
-        """Whether a block lies in a slab that is shared: it is there, and must not be written."""
+        """Whether a block is in a shared slab: it must not be written."""
         return self._place(block)[0].key is not None
 
     def block(self, block: int) -> list[HostArray]:
@@ -95,7 +148,7 @@ class LayerGroupCache:
         return slab.slot(slot)
 
     def _rest_of(self, block: int) -> list[HostArray]:
-        """The host's views of what refines a block that has its slot."""
+        """The host's views of the second layer of codes of a block that has its slot."""
         return self.rest.slot(0) if self.rest and block == 0 else []
 
     def groups(self, block: int, start: int, stop: int) -> list[HostArray]:
@@ -117,16 +170,12 @@ class LayerGroupCache:
         return used
 
     def columns(self) -> npt.NDArray[np.int64]:
-        """The position of the token in each column of a decode step's scores; -1 where there is none.
+        """The position of the token in each column of a decode step's scores; -1 for an empty column.
 
         Columns: 256 for each slot in use, 64 for the recent tokens, one for the token being fed.
         """
         if self._columns is None:
-            slots = np.arange(self.held_blocks)
-            if self.group.window is not None and slots.size:
-                last = (self.quantized - 1) // BLOCK_TOKENS
-                slots = last - (last - slots) % self.slabs[0].blocks
-            stored = (slots[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)).reshape(-1)
+            stored = (self._block_of_each_slot()[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)).reshape(-1)
             recent = self.quantized + np.arange(GROUP_TOKENS)
             stored[stored >= self.quantized] = -1
             recent[recent >= self.offset] = -1
@@ -180,7 +229,7 @@ class LayerGroupCache:
         return x.swapaxes(0, 1).reshape(heads, slots * tokens, dim)
 
     def _refined(self, x: mx.array, rest: Quantized, axis: Axis) -> list[mx.array]:
-        """Keys or values from the first token on, [heads, tokens, dim], in two pieces: the refined, and the others."""
+        """Keys or values from the first token on, [heads, tokens, dim], in two pieces: refined tokens, then others."""
         refined = self.codec.refined
         return [x[:, :refined] + self._plain(rest, axis, x.dtype), x[:, refined:]]
 
@@ -232,21 +281,21 @@ class LayerGroupCache:
             self.recent_v.host[:, :, at] = _host(intake.recent_v)
         self.offset += intake.tokens
 
-    def tail(self, block: int, tokens: int) -> list[HostArray]:
-        """The host's views of what a tail of `tokens` tokens from `block` on holds of this group, in file order."""
+    def tail(self, block: int, tokens: int) -> list[TailArray]:
         whole, recent = divmod(tokens, GROUP_TOKENS)
         codes = [*self.groups(block, 0, whole), *self._rest_of(block)] if whole else []
         return [*codes, *(self.recent(recent) if recent else [])]
 
-    def load_tail(self, block: int, tokens: int, arrays: Sequence[HostArray]) -> None:
-        """Put back what `tail` gave."""
+    def load_tail(self, block: int, tokens: int, arrays: Sequence[TailArray]) -> None:
         for target, array in zip(self.tail(block, tokens), arrays, strict=True):
             target[...] = array
 
+    def forget(self) -> None:
+        self.fresh.clear()
+
     def release(self) -> None:
-        """Give the slabs back to the pool; the cache must not be used any more."""
         for slab in self.slabs:
-            self._pool.give(self.group, self.codec, slab)
+            self._pool.give(slab)
         self.slabs.clear()
         self._pool.count(-self.recent_k.host.nbytes - self.recent_v.host.nbytes)
 
@@ -256,8 +305,8 @@ class Intake:
     """What a pass adds to one layer group.
 
     codes: packed, scales and biases of the keys and of the values of the groups that it completes, [layers, heads,
-    rows, ...]; rest: the same of what refines the first group; recent_k, recent_v: what stays recent, bfloat16
-    [layers, heads, tokens, dim], to be put at `recent_at`.
+    rows, ...]; rest: the second layer of codes of the first group, alike; recent_k, recent_v: what stays recent,
+    bfloat16 [layers, heads, tokens, dim], to be put at `recent_at`.
     """
 
     tokens: int
