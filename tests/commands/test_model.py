@@ -20,7 +20,7 @@ from tests.support.models.base_config import WINDOW
 from tests.support.running import children
 from tests.support.running.amem import Amem, lines
 
-CONFIGS = Path(__file__).parents[1] / "fixtures" / "configs"
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 BUDGET = int(10.2 * 2**30)  # bytes
 Q4 = CODECS[DEFAULT_CODEC]
 
