@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 PREFIX ?= $(HOME)/.local
 SHARE = $(DESTDIR)$(PREFIX)/share
 READY := $(VENV)/.ready
+# Processes that run tests; each loads models of its own, up to 3 GB. One thread in each: two cores have no room for more.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20
 
-.PHONY: setup demo test test-slow lint bench shell install-shell clean
+.PHONY: setup demo test test-fast test-slow lint bench shell install-shell clean
 
 setup: $(READY)
 
@@ -20,8 +23,13 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/amem demo
 
+# the linters, and every test that does not take minutes
 test: $(READY) lint
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
+
+# while you work: the store, the engine on tiny models, the commands in this process
+test-fast: $(READY)
+	$(PYTEST) -m 'not slow and not long'
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -1,6 +1,6 @@
 """The entry point of `amem`, and of `python -m amem_cli`.
 
-A shell asks for names at every TAB, so that is answered before Typer is loaded, which takes longer than all the rest.
+A shell requests names at every TAB. That is answered before Typer is loaded, which takes longer than all the rest.
 """
 
 import sys

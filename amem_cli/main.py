@@ -1,6 +1,6 @@
-"""The command `amem`: a static table of commands, and the one place that turns an error into words and a number.
+"""The command `amem`: a static table of commands, and the one error boundary.
 
-Only the module of the command that was asked for is imported: `amem --help` and `amem inspect` load neither MLX nor
+Only the module of the requested command is imported: `amem --help` and `amem inspect` load neither MLX nor
 transformers.
 """
 
@@ -13,45 +13,45 @@ from keyword import iskeyword
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer._click.core import Command  # Typer has no public names for what it takes over from click
+from typer._click.core import Command  # Typer exports no public names for what it took from click
 from typer._click.exceptions import ClickException
 from typer._click.exceptions import UsageError as ClickUsageError
 from typer.core import TyperCommand
 from typer.main import get_command
 
 from amem_cli import __version__
-from amem_cli.shell import config, failures, options, signals
+from amem_cli.shell import config, error_boundary, options, signals
 from amem_cli.shell.output import Output
-from amem_cli.shell.parsing import Group
+from amem_cli.shell.typer_internals import CommandGroup
 from kvstore.errors import UsageError
 
-# name → what `amem --help` says. A command's module is amem_cli.commands.NAME (`import_`, since `import` is a word of
-# Python), and has the Typer app `app`.
+# Name → help text. The module of a command is amem_cli.commands.NAME (`import_`, since `import` is a keyword) and
+# defines the Typer app `app`.
 COMMANDS = {
     "prefill": "Build an agent's cache from text.",
-    "chat": "Say something to an agent; its answer is streamed.",
+    "chat": "Send a message to an agent and stream its answer.",
     "extend": "Add context to an agent without generating.",
     "snapshot": "Name a state of an agent.",
     "restore": "Move an agent's head to a state.",
-    "fork": "Continue a state under another name.",
+    "fork": "Continue a state as a new agent.",
     "inspect": "Show what is stored.",
     "log": "Show an agent's history, or the journal.",
-    "diff": "Show where two states part, and what they share.",
+    "diff": "Show where two states diverge and what they share.",
     "rm": "Remove agents, snapshots or a domain.",
-    "gc": "Delete what nothing needs; evict agents to make room.",
-    "verify": "Check every file, and say what is proven.",
-    "repair": "Compute damaged blocks again.",
-    "batch": "Many agents' turns in one process, as lines of JSON.",
-    "export": "Write an agent into one file.",
+    "gc": "Delete unreachable files; evict agents to free space.",
+    "verify": "Check every file and report what is proven.",
+    "repair": "Recompute damaged blocks.",
+    "batch": "Run many agents' turns in one process, as JSON lines.",
+    "export": "Write an agent to a file.",
     "import": "Read an agent from a file.",
-    "model": "Register models.",
+    "model": "Register models and plan memory.",
     "doctor": "Check the machine and the store.",
     "demo": "A two-minute tour with a small model.",
 }
 
 
-class _LazyGroup(Group):
-    """Lists the commands from the table, and imports the one that is run."""
+class _LazyGroup(CommandGroup):
+    """Lists the commands of the table, and imports only the one that runs."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -65,19 +65,19 @@ def _root(ctx: typer.Context, version: bool, **_shared: Any) -> None:
     if version:
         Output(json=ctx.params["json"]).result("version", f"amem {__version__}", version=__version__)
     elif ctx.invoked_subcommand is None:
-        raise UsageError("no command was given", "`amem --help` lists them")
+        raise UsageError("no command given", "`amem --help` lists the commands")
 
 
 def load_command(name: str) -> Command:
-    """The command of that name in the table, with its module imported."""
+    """Import the module of a command in the table and return the command."""
     return get_command(import_module(f"amem_cli.commands.{name}{'_' * iskeyword(name)}").app)
 
 
 def root_app() -> typer.Typer:
-    """`amem` itself, whose commands are imported when they run."""
+    """The app of `amem` itself; its commands are imported when they run."""
     help_text = "Keep LLM agents' memory below the prompt: KV caches on disk, resumed in one forward pass."
     app = typer.Typer(cls=_LazyGroup, add_completion=False, rich_markup_mode=None)
-    show = Annotated[bool, typer.Option("--version", help="Show the version and end.", allow_from_autoenv=False)]
+    show = Annotated[bool, typer.Option("--version", help="Show the version and exit.", allow_from_autoenv=False)]
     parameters = [
         inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
         *options.shared_parameters(environment=True),
@@ -91,7 +91,7 @@ def root_app() -> typer.Typer:
 
 
 def _dispatch(arguments: list[str], configured: dict[str, Any]) -> int:
-    """Run the command line. Returns the exit code; raises what went wrong."""
+    """Run the command line. Returns the exit code; raises any failure."""
     group = get_command(root_app())
     defaults = config.default_map(configured, COMMANDS)
     json = config.wants_json(arguments, configured)
@@ -107,7 +107,7 @@ def _dispatch(arguments: list[str], configured: dict[str, Any]) -> int:
 
 
 def run() -> NoReturn:
-    """The entry point of `amem`: ends the process with the exit code, or by the signal, that says what happened."""
+    """The entry point of `amem`: ends the process with an exit code, or by a signal."""
     arguments = sys.argv[1:]
     _prepare_streams()
     configured: dict[str, Any] = {}
@@ -124,11 +124,13 @@ def run() -> NoReturn:
 
 
 def _fail(caught: Exception, *, json: bool, verbose: bool) -> int:
-    error = failures.expected(caught)
+    error = error_boundary.to_amem_error(caught)
     if error is None:
         if verbose:
             traceback.print_exception(caught)
-        error = failures.bug(caught, next((argument for argument in sys.argv[1:] if argument in COMMANDS), ""))
+        error = error_boundary.report_bug(
+            caught, next((argument for argument in sys.argv[1:] if argument in COMMANDS), "")
+        )
     try:
         Output(json=json).error(error)
     except BrokenPipeError:
@@ -139,11 +141,11 @@ def _fail(caught: Exception, *, json: bool, verbose: bool) -> int:
 def _usage_error(error: ClickException) -> UsageError:
     ctx = error.ctx if isinstance(error, ClickUsageError) else None
     path = ctx.command_path if ctx else "amem"
-    return UsageError(error.format_message().rstrip("."), f"`{path} --help` shows how it is used")
+    return UsageError(error.format_message().rstrip("."), f"see `{path} --help`")
 
 
 def _prepare_streams() -> None:
-    """Answers are UTF-8 whatever the locale says; a process begun without streams says so, or stays silent."""
+    """Write UTF-8 whatever the locale; replace closed streams, and exit if standard output is closed."""
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if sys.stderr is None:

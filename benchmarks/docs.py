@@ -1,4 +1,4 @@
-"""Puts the tables of docs/benchmarks.md in step with benchmarks/results: `python -m benchmarks.docs`."""
+"""Update the tables of docs/reference/benchmarks.md from benchmarks/results: `python -m benchmarks.docs`."""
 
 import json
 import re

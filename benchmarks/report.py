@@ -21,7 +21,7 @@ from rich.table import Table
 from amem_cli.engine.backend.blas import preload
 
 RESULTS = Path(__file__).parent / "results"
-PICTURES = Path(__file__).parent.parent / "docs" / "benchmarks"
+PICTURES = Path(__file__).parent.parent / "docs" / "reference" / "benchmarks"
 
 T = TypeVar("T")
 Row = dict[str, str | int | float | None]
@@ -32,7 +32,7 @@ def options(name: str, text: str) -> ArgumentParser:
     """A parser with the options that every benchmark has. `text` is the module's docstring."""
     parser = ArgumentParser(f"python -m benchmarks.{name}", description=text.partition("\n")[0])
     parser.add_argument("--json", type=Path, default=RESULTS / f"{name}.json", metavar="FILE", help="where rows go")
-    parser.add_argument("--no-picture", action="store_true", help=f"leave docs/benchmarks/{name}.svg as it is")
+    parser.add_argument("--no-picture", action="store_true", help=f"do not draw docs/reference/benchmarks/{name}.svg")
     return parser
 
 

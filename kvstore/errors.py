@@ -62,7 +62,7 @@ class DamageError(AmemError):
 
 
 class IsolationError(AmemError):
-    """Something of one domain stands where another domain would read it."""
+    """An object of one domain is where another domain would read it."""
 
     exit_code = 9
     code = "isolation"

@@ -30,7 +30,7 @@ def snapshot(store: Store, ref: Ref, name: str | None = None, note: str | None =
     """Name the last committed state of `ref`; without a name it is the next of s1, s2, ...
 
     Returns the snapshot and whether it is new: the same one of the same state is there already. Never waits for the
-    agent. Raises NotFoundError, UsageError, ConflictError where the name stands for another state.
+    agent. Raises NotFoundError, UsageError, ConflictError where the name belongs to another state.
     """
     if name is not None:
         check_name("snapshot", name)
@@ -43,7 +43,7 @@ def snapshot(store: Store, ref: Ref, name: str | None = None, note: str | None =
         if existing := taken.get(file_name(name)):
             if (existing.name, existing.manifest) == (name, state.digest):
                 return existing, False
-            raise ConflictError(f"{ref.agent}@{existing.name} stands for another state", "take another name")
+            raise ConflictError(f"{ref.agent}@{existing.name} names another state", "take another name")
         before = after = state.digest
         entry = journal.append(Change(refs.SNAPSHOT, state.agent.id, state.agent.domain, before, after, note))
         made = SnapshotRef(ref.agent, name, state.agent.id, state.agent.domain, state.digest, note, entry.time)
@@ -82,13 +82,13 @@ def restore(store: Store, ref: Ref, wait: float, expect: str | None = None, note
 def fork(store: Store, ref: Ref, new_name: str, note: str | None = None, wait: float = 0.0) -> State:
     """Continue a state as a new agent of the same domain. Waits for the new name only, never for the source.
 
-    Returns the new agent's first state. Raises NotFoundError, UsageError, BusyError, ConflictError where there is an
-    agent of that name.
+    Returns the new agent's first state. Raises NotFoundError, UsageError, BusyError, ConflictError where an agent
+    has that name.
     """
     source = store.resolve(ref)
     with store.hold(new_name, wait) as hold:
         if hold.agent:
-            raise ConflictError(f"there is an agent {new_name}", "take another name")
+            raise ConflictError(f"agent {new_name} exists already", "take another name")
         manifest = _resume(source, "fork", new_id(), previous=None)
         with store.transaction(store.domain(source.agent.domain)) as transaction:
             transaction.commit(hold, manifest, None, note)

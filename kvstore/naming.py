@@ -24,7 +24,7 @@ def check_name(kind: str, name: str) -> str:
 
 
 def file_name(name: str) -> str:
-    """The name of the file that stands for `name`: two names that differ only by case share it."""
+    """The file name of `name`. Two names that differ only by case share it."""
     return name.lower()
 
 

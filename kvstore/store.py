@@ -36,7 +36,7 @@ class Store(Reader):
     def open(cls, root: Path, actor: Actor) -> "Store":
         """The store at `root`.
 
-        Raises NoStoreError where there is none, where format.json is unreadable, and where another version wrote it.
+        Raises NoStoreError where no store is, where format.json is unreadable, and where another version wrote it.
         """
         layout = StoreLayout(root)
         return cls(layout, _read_format(layout), actor)
@@ -66,7 +66,9 @@ class Store(Reader):
                 if domain.name == name:
                     return domain
                 if domain.name and file_name(domain.name) == file_name(name):
-                    raise ConflictError(f"there is a domain {domain.name}", "names must differ by more than their case")
+                    raise ConflictError(
+                        f"domain {domain.name} exists already", "names must differ by more than their case"
+                    )
             domain = Domain(new_id(), name, secrets.token_hex(32), timestamp())
             refs.put_domain(self.layout, domain, self.layout.staging / "domain")
             return domain
@@ -85,7 +87,7 @@ class Store(Reader):
             if domain.name is None:
                 return domain
             if any(other.name and file_name(other.name) == file_name(domain.name) for other in known):
-                raise ConflictError(f"there is another domain {domain.name}", f"--domain {domain.name} uses it")
+                raise ConflictError(f"another domain {domain.name} exists already", f"--domain {domain.name} uses it")
             refs.put_domain(self.layout, domain, self.layout.staging / "domain")
             return domain
 
@@ -104,7 +106,7 @@ class Store(Reader):
         with Lock(path, f"agent {agent_name}", self.actor.via).acquire(shared=False, wait=wait) as lock:
             agent = refs.read_agent(self.layout, agent_name)
             if agent and agent.name != agent_name:
-                raise ConflictError(f"there is an agent {agent.name}", "names must differ by more than their case")
+                raise ConflictError(f"agent {agent.name} exists already", "names must differ by more than their case")
             yield AgentHold(agent_name, agent, lock)
 
     def transaction(self, domain: Domain) -> Transaction:
@@ -117,7 +119,7 @@ def _read_format(layout: StoreLayout) -> str:
     try:
         values = load(files.read(layout.format))
     except (FileNotFoundError, DamageError) as error:
-        raise NoStoreError(f"there is no store at {layout.root}", "`amem prefill` makes one") from error
+        raise NoStoreError(f"no store at {layout.root}", "`amem prefill` makes one") from error
     if values is None or not isinstance(values.get("id"), str):
         raise NoStoreError(f"{layout.format} is unreadable", "restore it from a copy of the store")
     if values.get("format") != FORMAT or values.get("features"):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import house
+from kvstore.format.kinds import OBJECT_KINDS
+from tools import house, spelling
 from tools.house import AREAS, EXEMPTIONS, MEASURES, SHIPPED, House, measure, within
 from tools.layers import UNLISTED, Area, breaches
 from tools.source import Module, read
@@ -242,3 +243,8 @@ def test_no_command_imports_another_and_nobody_below_imports_one() -> None:
 def test_every_exemption_is_needed() -> None:
     used = {found.exemption for found in literals(shipped(), EXEMPTIONS)}
     assert not set(EXEMPTIONS) - used
+
+
+def test_every_object_kind_is_looked_for() -> None:
+    assert {kind.name for kind in OBJECT_KINDS} == spelling.WORDS - {"safetensors"}
+    assert {kind.folder for kind in OBJECT_KINDS} == spelling.FOLDERS

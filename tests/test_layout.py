@@ -25,7 +25,7 @@ def project_files() -> list[Path]:
         check=True,
     )
     paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
-    return [path for path in paths if path.is_file() and path.suffix not in (".png", ".safetensors", ".gguf")]
+    return [path for path in paths if path.is_file() and path.suffix not in (".png", ".safetensors", ".gguf", ".xz")]
 
 
 @pytest.mark.parametrize("pattern", STRANGERS)
@@ -60,8 +60,8 @@ def imported() -> set[str]:
 
 
 def explained() -> set[str]:
-    """The names in the first column of docs/dependencies.md, up to what was turned down."""
-    page = (ROOT / "docs" / "dependencies.md").read_text("utf-8").partition("## Turned down")[0]
+    """The names in the first column of docs/reference/dependencies.md, up to what was turned down."""
+    page = (ROOT / "docs" / "reference" / "dependencies.md").read_text("utf-8").partition("## Turned down")[0]
     cells = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
     return {name for cell in cells for name in cell.split(", ")} - {"name", "---"}
 
@@ -71,13 +71,13 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 def test_every_import_has_its_reason() -> None:
-    page = (ROOT / "docs" / "dependencies.md").read_text("utf-8").partition("## To develop")[0]
+    page = (ROOT / "docs" / "reference" / "dependencies.md").read_text("utf-8").partition("## To develop")[0]
     assert "mlx" in imported()
     assert {name for name in imported() if not re.search(rf"\b{name.replace('_', '[-_]')}\b", page)} == set()
 
 
 def test_the_bounds_on_the_page_are_those_of_the_project() -> None:
-    page = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
+    page = (ROOT / "docs" / "reference" / "dependencies.md").read_text("utf-8")
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     rows = re.findall(r"^\| ([\w-]+) \|(?: \w+ \|)? ([<>=][^|]*) \|", page, re.MULTILINE)
     assert len(rows) > 10

@@ -2,12 +2,12 @@
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from kvstore import errors
+from tests.support.running import children
 from tools.__main__ import ROOT, generated
 from tools.manual import _text, escape, exit_codes, name
 from tools.tree import KINDS, kind_of, root
@@ -38,15 +38,13 @@ def test_a_page_is_complete(page: Path) -> None:
 @pytest.mark.skipif(not shutil.which("groff"), reason="groff is not installed")
 def test_groff_warns_of_nothing() -> None:
     for page in PAGES:
-        done = subprocess.run(
-            ["groff", "-ww", "-man", "-Tutf8", "-z", str(page)], capture_output=True, text=True, timeout=60
-        )
+        done = children.run("groff", "-ww", "-man", "-Tutf8", "-z", page)
         assert (done.returncode, done.stdout + done.stderr) == (0, ""), page.name
 
 
 @pytest.mark.skipif(not shutil.which("mandoc"), reason="mandoc is not installed")
 def test_mandoc_warns_of_nothing() -> None:
-    done = subprocess.run(["mandoc", "-T", "lint", *map(str, PAGES)], capture_output=True, text=True, timeout=60)
+    done = children.run("mandoc", "-T", "lint", *PAGES)
     assert done.stdout + done.stderr == ""
 
 
@@ -54,9 +52,7 @@ def test_mandoc_warns_of_nothing() -> None:
 @pytest.mark.parametrize("text", ["a.b .c\n.d 'e'\n'f'", r"back\slash \fB -- ~ ^ `", "ö … — and ''"])
 def test_what_is_escaped_comes_out_unchanged(text: str) -> None:
     page = f".TH A 1\n.SH NAME\n.nf\n{escape(text)}\n"
-    done = subprocess.run(
-        ["groff", "-man", "-Tutf8", "-P-cbou"], input=page, capture_output=True, text=True, timeout=60, check=True
-    )
+    done = children.run("groff", "-man", "-Tutf8", "-P-cbou", stdin=page.encode(), check=True)
     shown = [line.strip() for line in done.stdout.splitlines()]
     assert [line for line in text.splitlines() if line not in shown] == []
 

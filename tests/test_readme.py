@@ -3,17 +3,20 @@
 import doctest
 import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.running import children
+
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"(?P<excuse><!-- not run: [^\n]+ -->\n)?^```(?P<kind>sh|console)\n(?P<text>.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+_NAMED = re.compile(r"`((?:amem_cli|benchmarks|docs|kvstore|man|completions|tests|tools)/[\w./-]+)(?:::(\w+))?`")
+_EXAMPLES = re.compile(r"NAME|\.\.\.")
 _SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -55,15 +58,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("page", pages_with_steps(), ids=lambda page: page.name)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, environment: dict[str, str], tmp_path: Path) -> None:
     for step in steps(page.read_text("utf-8")):
-        done = subprocess.run(
-            ["sh", "-c", step.command],
-            cwd=tmp_path,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done = children.run("sh", "-c", step.command, cwd=tmp_path, env=environment)
         assert done.returncode == 0, f"{step.command}\n{done.stdout}{done.stderr}"
         if step.shown is not None:
             agrees = doctest.OutputChecker().check_output(step.shown, done.stdout, _SHOWN)
@@ -85,6 +80,14 @@ def test_a_page_without_an_excuse_is_run() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in _LINK.findall(page.read_text("utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_tests_that_a_page_names_exist(page: Path) -> None:
+    for path, test in _NAMED.findall(page.read_text("utf-8")):
+        if not _EXAMPLES.search(path) and page.name != "CHANGELOG.md":
+            assert (ROOT / path).exists(), f"{page.name} names {path}"
+            assert not test or f"def {test}(" in (ROOT / path).read_text("utf-8"), f"{page.name} names {path}::{test}"
 
 
 def test_every_page_stands_in_the_index() -> None:

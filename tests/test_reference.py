@@ -5,6 +5,7 @@ import re
 import tarfile
 from collections.abc import Callable
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 import mlx.core as mx
@@ -22,6 +23,10 @@ from kvstore import errors
 from kvstore.archive.export import exporting, write_file
 from kvstore.commit.journal import Actor
 from kvstore.errors import AmemError
+from kvstore.format.codecs import CODECS
+from kvstore.format.kinds import OBJECT_KINDS
+from kvstore.format.layers import LAYER_KINDS, LayerGroup
+from kvstore.format.manifest import Manifest
 from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.support.reading import State
@@ -102,3 +107,29 @@ def test_exit_codes_are_those_of_the_errors() -> None:
     page = (REFERENCE / "exit-codes.md").read_text("utf-8")
     told = re.findall(r"^\| (\d+) \| `([a-z-]+)` \|", page, re.M)
     assert {(int(number), code) for number, code in told} == {(kind.exit_code, kind.code) for kind in kinds}
+
+
+def test_codecs_are_those_of_the_page() -> None:
+    page = (REFERENCE / "format.md").read_text("utf-8")
+    axis = r"along the (token|channel)s, [^|]+"
+    rows = re.findall(rf"^\| `(q[^`]+)`[^|]* \| (\d)(, [^|]+)? \| {axis} \| {axis} \|$", page, re.M)
+    told = {(name, int(bits), keys, values, bool(twice)) for name, bits, twice, keys, values in rows}
+    assert told == {(c.name, c.bits, c.key_axis, c.value_axis, bool(c.refined)) for c in CODECS.values()}
+
+
+def test_object_kinds_are_those_of_the_page() -> None:
+    page = (REFERENCE / "format.md").read_text("utf-8")
+    rows = re.findall(r"^\| `domains/<id>/(\w+)/<aa>/<sha256>(\.\w+)` \| [^|]+ \| (\d+) \|$", page, re.M)
+    told = {(folder, suffix, int(mode, 8)) for folder, suffix, mode in rows}
+    assert told == {(kind.folder, kind.suffix, kind.mode) for kind in OBJECT_KINDS}
+
+
+def test_fields_of_states_and_layer_groups_are_those_of_the_page() -> None:
+    manifests = (REFERENCE / "format.md").read_text("utf-8").partition("## Manifests")[2].partition("\n## ")[0]
+    states, groups = manifests.split("A layer group holds")
+    told = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| (`[^|]+) \|", states, re.M)]
+    assert sorted(chain(*told)) == sorted(Manifest.__struct_fields__)
+    told = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| (`[^|]+) \|", groups, re.M)]
+    assert sorted(chain(*told)) == sorted(LayerGroup.__struct_fields__)
+    [kinds] = re.findall(r"^\| `kind` \| ([^|]+) \|$", groups, re.M)
+    assert re.findall(r"`(\w+)`", kinds) == list(LAYER_KINDS)

@@ -1,12 +1,10 @@
 """Completion in the shells themselves, with the names of a real store. Shells that are not installed are left out."""
 
 import os
-import pty
-import select
+import re
 import shutil
-import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 
@@ -14,6 +12,9 @@ import pytest
 
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, put_state
+from tests.support.running import children
+from tests.support.running.amem import in_this_process
+from tests.support.running.terminal import Terminal
 from tools.__main__ import ROOT, generated
 
 COMPLETIONS = ROOT / "completions"
@@ -50,13 +51,7 @@ def test_the_committed_scripts_are_what_the_commands_make() -> None:
 
 
 def names(environment: dict[str, str], *words: str, **variables: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "amem_cli", "__complete", *words],
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = in_this_process("__complete", *words, stdin=b"", env={**environment, **variables}, cwd=Path.cwd())
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 
@@ -90,7 +85,7 @@ def test_trouble_is_silent(environment: dict[str, str], tmp_path: Path) -> None:
 def test_names_are_found_without_typer(environment: dict[str, str]) -> None:
     code = "import sys; sys.argv[1:] = ['__complete', 'refs', '']; from amem_cli.__main__ import run; run(); "
     code += "print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    done = children.run(sys.executable, "-c", code, env=environment)
     modules = done.stdout.splitlines()[-1].split()
     assert "amem_cli.shell.completion" in modules
     assert not {"typer", "rich", "numpy", "mlx"}.intersection(modules)
@@ -101,9 +96,7 @@ def bash(environment: dict[str, str], *words: str, replaced: str | None = None) 
     last = words[-1] if replaced is None else replaced
     script = f"source {quote(str(BASH))}; COMP_WORDS=({' '.join(map(quote, words))}); COMP_CWORD={len(words) - 1}\n"
     script += f"""_amem amem {quote(last)} ''; printf '%s\\n' "${{COMPREPLY[@]}}" """
-    done = subprocess.run(
-        ["bash", "--noprofile", "--norc", "-c", script], env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = children.run("bash", "--noprofile", "--norc", "-c", script, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 
@@ -131,29 +124,15 @@ def test_bash_puts_together_what_readline_parts(environment: dict[str, str]) -> 
     assert bash(elsewhere, "amem", "--store", "=", f'"{root}"', "chat", "W") == ["Writer"]
 
 
-def type_into(command: list[str], environment: dict[str, str], setup: str, line: str, expected: str) -> str:
-    """What a shell shows on a terminal after `line` is typed, until `expected` is there or it takes too long."""
-    process, terminal = pty.fork()
-    if process == 0:
-        os.execvpe(command[0], command, environment)
-    shown = ""
-    try:
-        os.write(terminal, f"{setup}; echo rea''dy\n".encode())
-        shown = read_until(terminal, "ready")
-        os.write(terminal, line.encode())
-        shown = read_until(terminal, expected)
-    finally:
-        os.close(terminal)
-        os.waitpid(process, 0)
-    return shown
-
-
-def read_until(terminal: int, expected: str) -> str:
-    shown, end = "", time.monotonic() + 20
-    while expected not in shown and (left := end - time.monotonic()) > 0:
-        if select.select([terminal], [], [], left)[0]:
-            shown += os.read(terminal, 1 << 16).decode(errors="replace")
-    return shown
+def type_into(command: Sequence[str], environment: dict[str, str], setup: str, line: str, expected: str) -> None:
+    """Type `line` into a shell on a terminal, and wait until it shows what is expected."""
+    with Terminal() as terminal:
+        device = terminal.device
+        children.start(*command, env=environment, stdin=device, stdout=device, stderr=device)
+        terminal.type(f"{setup}; echo rea''dy\n".encode())
+        terminal.wait_for(b"ready")
+        terminal.type(line.encode())
+        terminal.wait_for(re.escape(expected.encode()))
 
 
 TYPED = [
@@ -167,21 +146,19 @@ TYPED = [
 @pytest.mark.parametrize(("line", "expected"), TYPED)
 def test_bash_on_a_terminal(environment: dict[str, str], line: str, expected: str) -> None:
     command = ["bash", "--noprofile", "--norc", "-i"]
-    assert expected in type_into(command, environment, f"source {quote(str(BASH))}", line, expected)
+    type_into(command, environment, f"source {quote(str(BASH))}", line, expected)
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
 @pytest.mark.parametrize(("line", "expected"), [*TYPED, ("amem model r\t", "model rm"), ("amem --json fo\t", "fork")])
 def test_zsh_on_a_terminal(environment: dict[str, str], tmp_path: Path, line: str, expected: str) -> None:
     setup = f"fpath=({quote(str(COMPLETIONS))} $fpath); autoload -U compinit; compinit -u -d {tmp_path}/dump"
-    assert expected in type_into(["zsh", "-f", "-i"], environment, setup, line, expected)
+    type_into(["zsh", "-f", "-i"], environment, setup, line, expected)
 
 
 def fish(environment: dict[str, str], line: str) -> list[str]:
     script = f"source {quote(str(FISH))}; complete -C {quote(line)}"
-    done = subprocess.run(
-        ["fish", "--no-config", "-c", script], env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = children.run("fish", "--no-config", "-c", script, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     return [offer.partition("\t")[0] for offer in done.stdout.splitlines()]
 
@@ -201,8 +178,7 @@ def test_fish_offers_what_may_stand_there(environment: dict[str, str]) -> None:
 
 
 def test_install_shell_puts_everything_where_the_shells_look(tmp_path: Path) -> None:
-    command = ["make", "-s", "-C", str(ROOT), "install-shell", f"DESTDIR={tmp_path}", "PREFIX=/usr"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = children.run("make", "-s", "-C", ROOT, "install-shell", f"DESTDIR={tmp_path}", "PREFIX=/usr")
     assert done.returncode == 0, done.stderr
     share = tmp_path / "usr" / "share"
     assert (share / "man" / "man1" / "amem-chat.1").read_bytes() == (ROOT / "man" / "amem-chat.1").read_bytes()

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,8 @@ import pytest
 from kvstore.commit.journal import Actor
 from kvstore.naming import Ref
 from kvstore.store import Store
+from tests.support.running import children
+from tests.support.running.amem import Done
 
 DOCS = Path(__file__).parents[1] / "docs"
 HOWTO = sorted((DOCS / "howto").glob("*.md"))
@@ -32,20 +33,12 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return _BLOCK.findall(page.read_text("utf-8"))
 
 
-def bash(script: str, *arguments: Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def bash(script: str, *arguments: Path, cwd: Path, **variables: str) -> Done:
     """Run a script with this environment's `amem`; all that it makes stands below `cwd`."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("AMEM_")}
     path = os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath)))
     own = {"PATH": path, "AMEM_STORE": str(cwd / "store"), "AMEM_CONFIG": os.devnull}
-    done = subprocess.run(
-        ["bash", "-c", script, "bash", *map(str, arguments)],
-        cwd=cwd,
-        env={**kept, **own, **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = children.run("bash", "-c", script, "bash", *arguments, cwd=cwd, env={**kept, **own, **variables})
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

@@ -1,1 +1,1 @@
-"""What makes the project's generated files: `python -m tools` writes the man pages and the shells' completions."""
+"""Generators of project files: `python -m tools` writes the man pages and the shell completions."""

@@ -1,4 +1,4 @@
-"""Write man/ and completions/ anew: `python -m tools`, or `make shell`. A test compares them with what is committed."""
+"""Regenerate man/ and completions/: `python -m tools`, or `make shell`. A test compares them with the repository."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ ROOT = Path(__file__).parents[1]
 
 
 def generated() -> dict[Path, str]:
-    """Every generated file and its text."""
+    """The text of every generated file."""
     texts = {ROOT / "man" / name: text for name, text in manual.pages().items()}
     return texts | {ROOT / "completions" / name: text for name, text in shells.scripts().items()}
 
 
 def main() -> None:
-    """Write what has changed, and remove pages of commands that are gone."""
+    """Write all files, and delete those of removed commands."""
     texts = generated()
     for path, text in texts.items():
         path.parent.mkdir(exist_ok=True)

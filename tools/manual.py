@@ -1,9 +1,8 @@
 """The man pages: synopsis, options and exit codes from the code, the rest from the prose in tools/pages.
 
-A prose file is named by its command. Its first lines tell the command's exit codes beside those that every command
-has (`Exits:`), and which pages go with it (`See:`); sections begin with `# `. Within them paragraphs are separated by
-blank lines, lines of four spaces are shown as they are, and `- term: text` is an entry of a list. `code` is bold,
-*names* are italic.
+A prose file has the name of its command. Its first lines list the exit codes beside those of every command (`Exits:`)
+and related pages (`See:`). Sections start with `# `. In a section, blank lines separate paragraphs, lines indented by
+four spaces are literal, and `- term: text` is an entry of a list. `code` becomes bold, *names* become italic.
 """
 
 import re
@@ -15,9 +14,9 @@ from amem_cli import __version__
 from kvstore import errors
 from tools.tree import Argument, Command, Option, root
 
-DATE = "2026-11-29"  # of this version, as the foot of each page tells it
+DATE = "2026-11-29"  # of this version, in the footer of each page
 PAGES = Path(__file__).parent / "pages"
-COMMON_CODES = {0, 1, 2, 4}  # done; a bug or a failing disk; a bad option or config file; a config file that is missing
+COMMON_CODES = {0, 1, 2, 4}  # success; a bug or I/O error; a bad option or config file; a missing config file
 _SPECIAL = {"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"}
 _ITEM = re.compile(r"- (.+?): (.+)", re.DOTALL)
 
@@ -33,15 +32,15 @@ def name(path: tuple[str, ...]) -> str:
 
 
 def escape(text: str) -> str:
-    """`text` as roff shows it unchanged, in ASCII. A word that begins with a dot is never a request."""
+    """`text` escaped for roff, in ASCII. A word that starts with a dot is not a request."""
     shown = "".join(_SPECIAL.get(c, c) if c.isascii() else f"\\[u{ord(c):04X}]" for c in text)
     return re.sub(r"(?<!\S)(?=\.)", r"\\&", shown)
 
 
 def exit_codes(command: Command) -> dict[int, str]:
-    """The codes that a command can end with, and what they mean. `amem` itself has them all."""
+    """The exit codes of a command with their meanings. `amem` itself has all of them."""
     kinds: list[type[errors.AmemError]] = [errors.AmemError, *errors.AmemError.__subclasses__()]
-    meanings = {0: "Done."} | {kind.exit_code: _first_line(kind) for kind in kinds}
+    meanings = {0: "Success."} | {kind.exit_code: _first_line(kind) for kind in kinds}
     if not command.path:
         return meanings
     own = set(map(int, _listed(command, "Exits")))
@@ -50,12 +49,12 @@ def exit_codes(command: Command) -> dict[int, str]:
 
 def _first_line(kind: type[errors.AmemError]) -> str:
     if kind is errors.AmemError:
-        return "Failure: a bug, or a disk or another program that does not do what it should."
+        return "Failure: a bug, an I/O error, or an error of another program."
     return (kind.__doc__ or "").strip().partition("\n")[0]
 
 
 def _listed(command: Command, what: str) -> list[str]:
-    """What a line at the head of the prose lists."""
+    """The words of a header line of the prose."""
     match = re.search(rf"^{what}:(.*)$", _prose(command), re.MULTILINE)
     return match[1].split() if match else []
 
@@ -112,10 +111,10 @@ def _options(command: Command) -> Iterator[str]:
         yield from (f".SS amem {' '.join(below.path)}", *_text(below.help), *_entries(below))
     if command.path:
         yield from ([".PP"] if command.arguments or command.options or command.commands else [])
-        yield "The options that all commands share are told in"
+        yield "Options shared by all commands are described in"
         yield _page_name("amem") + "."
         return
-    yield "All commands take these, before their name and after it."
+    yield "All commands accept these, before and after the name of the command."
     for option in (*command.shared, *command.options):
         yield from _option(option)
 
@@ -138,7 +137,7 @@ def _option(option: Option) -> Iterator[str]:
     yield ".TP"
     yield flags if option.metavar is None else f"{flags} {_inline(f'*{option.metavar}*')}"
     notes = [option.help]
-    notes += ["May be given several times."] if option.multiple else []
+    notes += ["Can be repeated."] if option.multiple else []
     notes += [f"Default: {option.default}."] if option.default is not None else []
     notes += [f"Variable: {option.variable}."] if option.variable else []
     yield from _fill(escape(" ".join(notes)))
@@ -147,9 +146,9 @@ def _option(option: Option) -> Iterator[str]:
 def _exit_status(command: Command) -> Iterator[str]:
     for code, meaning in sorted(exit_codes(command).items()):
         yield from (".TP", f".B {code}", *_fill(escape(meaning)))
-    yield from (".TP", ".BI 128+ N", "Died of signal \\fIN\\fP: what was said until then is committed.")
+    yield from (".TP", ".BI 128+ N", "Died of signal \\fIN\\fP; the output up to then is committed.")
     if not command.path:
-        yield from (".PP", "Where several hold, isolation comes before damage, and damage before the rest.")
+        yield from (".PP", "If several apply, isolation takes precedence, then damage.")
 
 
 def _see_also(command: Command, tree: Command) -> Iterator[str]:
@@ -173,7 +172,7 @@ def _text(text: str) -> Iterator[str]:
             for item in re.split(r"\n(?=- )", paragraph):
                 match = _ITEM.fullmatch(item)
                 if match is None:
-                    raise ValueError(f"an entry of a list needs a term: {item}")
+                    raise ValueError(f"list entry needs a term: {item}")
                 yield from (".TP", _inline(match[1]), *_fill(_inline(match[2])))
         else:
             yield from ([".PP"] if place else [])
@@ -181,12 +180,12 @@ def _text(text: str) -> Iterator[str]:
 
 
 def _fill(roff: str) -> list[str]:
-    """Roff text in lines as short as mandoc wants them."""
+    """Roff text wrapped to the line length that mandoc accepts."""
     return textwrap.wrap(roff, 79, break_long_words=False, break_on_hyphens=False)
 
 
 def _inline(text: str) -> str:
-    """`bold` and *italic*, everything else unchanged."""
+    """`bold` and *italic* as roff fonts, everything else escaped."""
     parts = re.split(r"(`[^`]+`|\*[^*]+\*)", text)
     fonts = {"`": "\\fB", "*": "\\fI"}
     return "".join(

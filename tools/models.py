@@ -1,4 +1,4 @@
-"""Write the table of docs/models.md anew: `python -m tools.models`. It builds every model file of mlx-lm tiny.
+"""Write the table of docs/reference/models.md: `python -m tools.models`. It builds every model file of mlx-lm, tiny.
 
 Each model is stopped, saved, loaded again and resumed, and compared bit for bit with a run that was not stopped.
 """
@@ -18,7 +18,7 @@ from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from kvstore.store import Store
 from tests.support import kinds, resuming
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- python -m tools.models writes this -->\n", "<!-- until here -->\n"
 LENGTHS, STEPS = [65, 300], 22
 HEADER = ("| layers hold | decode reads | model files of mlx-lm |", "|---|---|---|")
@@ -86,7 +86,7 @@ def table(findings: Iterable[Finding]) -> str:
 
 
 def page(findings: Iterable[Finding]) -> str:
-    """docs/models.md with the table of these findings."""
+    """docs/reference/models.md with the table of these findings."""
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     return f"{before}{BEGIN}\n{table(findings)}\n{END}{after}"

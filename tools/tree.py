@@ -1,4 +1,4 @@
-"""The commands as data, read from the very parser that runs them: what man pages and completions are made of."""
+"""The commands as data, read from the parser that runs them. Man pages and completions are generated from it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from amem_cli import main
 from amem_cli.shell.config import SHARED_KEYS
 from kvstore.format.codecs import CODECS
 
-# What the shells offer for a value, by the first word of the name that the usage gives to it; nothing for the others.
+# What shells complete for a value, by the first word of its metavar.
 KINDS = {
     "AGENT": "agents",
     "REF": "refs",
@@ -30,18 +30,18 @@ FREE = {
     *("AGE", "CODEC", "DIGEST", "LABEL", "MESSAGE", "N", "NAME", "NEW", "P", "SECONDS", "SIZE", "T", "TEXT", "TIME"),
     "FORMAT",
 }
-"""Names of values that no shell can guess."""
+"""Metavars of values that no shell can complete."""
 
 
 def kind_of(metavar: str) -> str:
-    """One of the values of `KINDS`, or "". Raises KeyError for a name that nobody has decided about."""
+    """One of the values of `KINDS`, or "". Raises KeyError for a metavar in neither `KINDS` nor `FREE`."""
     first = metavar.partition("|")[0].removesuffix("…")
     return "" if first in FREE else KINDS[first]
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option: `flags` as they are typed; `metavar` names its value, and is None for a switch."""
+    """An option. `flags` are as typed; `metavar` is None for a switch."""
 
     flags: tuple[str, ...]
     metavar: str | None
@@ -69,14 +69,14 @@ class Argument:
 
     @property
     def shown(self) -> str:
-        """As a usage line has it."""
+        """As in a usage line."""
         text = self.metavar.removesuffix("…") + ("..." if self.many else "")
         return text if self.required else f"[{text}]"
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command, by the words that call it: () is `amem` itself. `shared` are the options that all commands have."""
+    """A command and its subcommands. `path` has its words, () for `amem` itself; `shared` are the options of all."""
 
     path: tuple[str, ...]
     help: str
@@ -87,7 +87,7 @@ class Command:
 
     @property
     def name(self) -> str:
-        """The words that call it, without `amem`."""
+        """The words of the command, without `amem`."""
         return " ".join(self.path)
 
     @property
@@ -100,14 +100,14 @@ class Command:
         return [option for option in self.all_options if option.metavar is not None]
 
     def all(self) -> Iterator["Command"]:
-        """This command and those below it."""
+        """This command and all its subcommands."""
         yield self
         for command in self.commands:
             yield from command.all()
 
 
 def root() -> Command:
-    """`amem`, with all of its commands in the order of `amem --help`."""
+    """`amem` with all its commands, in the order of `amem --help`."""
     group = get_command(main.root_app())
     ctx = Context(group, info_name="amem", **group.context_settings)
     commands = []

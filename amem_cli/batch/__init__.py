@@ -1,1 +1,1 @@
-"""Many agents' turns in one process: request lines, the order in which they run, and what becomes of each."""
+"""Many agents' turns in one process: request lines, the order in which they run, and their results."""

@@ -1,4 +1,4 @@
-"""Lines of a file or of standard input, read by a thread of its own as they come."""
+"""Lines of a file or of standard input, read by a background thread as they arrive."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -9,24 +9,24 @@ _READ = 1 << 16
 
 
 class Lines:
-    """What has been read and not been taken. The thread reads the descriptor itself: no buffer is locked at the end."""
+    """A queue of lines. The thread reads the raw descriptor, so that no buffer is locked when the process ends."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._queue: SimpleQueue[bytes | OSError | None] = SimpleQueue()
         self._arrived = Event()
-        self.wake: Callable[[], None] = self._arrived.set  # called when there is something to take
+        self.wake: Callable[[], None] = self._arrived.set  # called when a line or the end has arrived
         self.ended = False
-        self.error: OSError | None = None  # what ended it
+        self.error: OSError | None = None  # why reading ended early
         Thread(target=self._read, daemon=True, name="lines").start()
 
     def wait(self, seconds: float) -> None:
-        """Wait for something to take, where nobody else is woken."""
+        """Wait for a line, while `wake` is still this object's own."""
         self._arrived.wait(seconds)
         self._arrived.clear()
 
     def take(self) -> Iterator[bytes]:
-        """What is there. Sets `ended` at the end of the file, and `error` where it cannot be read any further."""
+        """The lines that have arrived. Sets `ended` at the end of the file, and `error` if reading failed."""
         while True:
             try:
                 line = self._queue.get_nowait()
@@ -42,16 +42,16 @@ class Lines:
         self.wake()
 
     def _read(self) -> None:
-        begun: list[bytes] = []  # of a line
+        started: list[bytes] = []  # pieces of an unfinished line
         try:
             while data := os.read(self._descriptor, _READ):
                 first, *others = data.split(b"\n")
-                begun.append(first)
+                started.append(first)
                 for other in others:
-                    self._put(b"".join(begun))
-                    begun = [other]
+                    self._put(b"".join(started))
+                    started = [other]
         except OSError as error:
             self._put(error)
             return
-        self._put(b"".join(begun))
+        self._put(b"".join(started))
         self._put(None)

@@ -1,4 +1,4 @@
-"""The live table of agents: one row each, on standard error, gone at the end."""
+"""The live table of running agents on standard error, erased at the end."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ _EVERY = 0.2  # seconds
 
 @dataclass
 class Row:
-    """An agent: what it does, how many tokens that has taken so far, and how fast."""
+    """An agent: its state, the tokens processed so far in that state, and their rate."""
 
     agent: str
     state: str = "waiting"
@@ -22,7 +22,7 @@ class Row:
 
 
 class Table:
-    """Drawn at most every fifth of a second, by whoever calls `show`: it has no thread of its own."""
+    """Drawn by `show`, at most every fifth of a second. It starts no thread."""
 
     def __init__(self, color: bool, shown: bool) -> None:
         self._color, self._shown = color, shown
@@ -30,7 +30,7 @@ class Table:
         self._drawn = 0.0
 
     def show(self, rows: Iterable[Row]) -> None:
-        """Draw the table anew, if it is time."""
+        """Redraw the table, if the last time is long enough ago."""
         if not self._shown or time.monotonic() - self._drawn < _EVERY:
             return
         from rich.table import Table as Grid
@@ -47,7 +47,7 @@ class Table:
         self._live.update(grid, refresh=True)
 
     def close(self) -> None:
-        """Take it away, so that something can be written; the next `show` draws it again."""
+        """Erase the table, so that lines can be written; the next `show` draws it again."""
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -1,4 +1,4 @@
-"""`amem batch`: many agents' turns in one process, NDJSON in and out, streaming both ways."""
+"""`amem batch`: many agents' turns in one process, with NDJSON streamed in and out."""
 
 import os
 import sys
@@ -13,34 +13,36 @@ import typer
 from amem_cli.shell import signals
 from amem_cli.shell.inputs import STDIN
 from amem_cli.shell.options import Call, ModelName, command, new_app
-from amem_cli.shell.output import Output
-from amem_cli.shell.units import check_size, parse_size
+from amem_cli.shell.output import Output, counted
+from amem_cli.shell.quantities import check_size, parse_size
 from kvstore.errors import AmemError, NotFoundError, PartialError, UsageError
 
 app = new_app()
 
-SHARE = 4  # of the machine's memory agents may take one part, unless --memory says otherwise
+MEMORY_SHARE = 4  # without --memory agents may take a quarter of the machine's memory
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="Requests, one JSON object per line; - is standard input.")]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", callback=check_size, help="Memory for agents; default: a quarter of all."),
+]
+NoBatch = Annotated[bool, typer.Option("--no-batch", help="Decode agents one by one instead of together.")]
 
 
 @command(app)
 def batch(
     call: Call,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Requests, one JSON object a line; - is standard input.")],
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            "--memory", metavar="SIZE", callback=check_size, help="Memory for agents; a quarter of all if left out."
-        ),
-    ] = None,
-    no_batch: Annotated[bool, typer.Option("--no-batch", help="Run agents' tokens one by one, not together.")] = False,
+    file: File,
+    memory: Memory = None,
+    no_batch: NoBatch = False,
     model: ModelName = None,
 ) -> None:
-    """Run many agents' turns, and write one JSON object for each as soon as it is done."""
+    """Run many agents' turns, and write one JSON object for each as soon as it ends."""
     out = replace(call.out, json=True)
     try:
         with ExitStack() as stack:
             descriptor = sys.stdin.fileno() if file == STDIN else stack.enter_context(_open(file)).fileno()
-            ok = _run(call, out, descriptor, model, parse_size(memory) if memory else _share(), not no_batch)
+            ok = _run(call, out, descriptor, model, parse_size(memory) if memory else _default_memory(), not no_batch)
     except AmemError as error:
         out.error(error)
         raise typer.Exit(error.exit_code) from error
@@ -49,7 +51,7 @@ def batch(
 
 
 def _run(call: Call, out: Output, descriptor: int, model: str | None, memory: int, batched: bool) -> bool:
-    """Run what comes from the descriptor; tell the totals. Returns whether all is done."""
+    """Run the requests from the descriptor and print the totals. Returns whether all succeeded."""
     from amem_cli.batch.lines import Lines
     from amem_cli.batch.runner import STATES, Batch
     from amem_cli.batch.table import Table
@@ -60,7 +62,8 @@ def _run(call: Call, out: Output, descriptor: int, model: str | None, memory: in
         totals = Batch(call, Lines(descriptor), stop, table, model=model, memory=memory, batched=batched).run()
     ok = not stop() and totals["done"] == sum(totals[state] for state in STATES)
     states = ", ".join(f"{totals[state]} {state}" for state in STATES if totals[state])
-    call.out.say(f"{states or 'nothing to do'}; {totals['generated']} tokens generated in {totals['seconds']:.2f} s")
+    generated = f"{counted(totals['generated'], 'token')} generated in {totals['seconds']:.2f} s"
+    call.out.info(f"{states or 'no requests'}; {generated}")
     out.result(call.command, ok=ok, **totals)
     stop.finish()
     return ok
@@ -71,11 +74,11 @@ def _open(file: str) -> FileIO:
     try:
         return Path(file).open("rb", buffering=0)
     except FileNotFoundError as error:
-        raise NotFoundError(f"there is no file {file}") from error
+        raise NotFoundError(f"no such file: {file}") from error
     except IsADirectoryError as error:
         raise UsageError(f"{file} is a folder", "name a file in it, or - for standard input") from error
 
 
-def _share() -> int:
-    """Bytes for agents where none were said."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // SHARE
+def _default_memory() -> int:
+    """Bytes for agents without --memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY_SHARE

@@ -1,4 +1,4 @@
-"""`amem doctor`: what this machine and this store are like, and what would be better. Writes nothing."""
+"""`amem doctor`: check this machine and this store, and suggest improvements. Writes nothing."""
 
 import fcntl
 import json
@@ -18,7 +18,7 @@ import typer
 
 from amem_cli import __version__
 from amem_cli.shell.options import Call, command, new_app
-from amem_cli.shell.output import human_size, local_time
+from amem_cli.shell.output import counted, human_size, local_time
 from kvstore.errors import AmemError
 
 app = new_app()
@@ -29,7 +29,7 @@ _TRY_MLX = "import amem_cli.engine, mlx.core as mx; print(mx.default_device().ty
 
 @dataclass(frozen=True)
 class Check:
-    """One finding: `fail` means that something will not work."""
+    """One result; `fail` means that something does not work."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -39,7 +39,7 @@ class Check:
 
 @command(app)
 def doctor(call: Call) -> None:
-    """Check Python, MLX, the BLAS under it, the store and the models. Exit code 1 when something will not work."""
+    """Check Python, MLX and its BLAS, the store and the models. The exit code is 1 if something does not work."""
     checks = [*_machine(), *_store(call), *_models(call)]
     for check in checks:
         call.out.line("check", **asdict(check))
@@ -61,16 +61,16 @@ def _machine() -> Iterator[Check]:
 
 
 def _mlx() -> Check:
-    """Try MLX in a process of its own: a build for another processor would end this one."""
+    """Try MLX in a process of its own: a build for another processor would crash this one."""
     try:
         number = version("mlx")
     except PackageNotFoundError:
-        return Check("mlx", "fail", "not installed", "pip install 'amem[cpu]', on a Mac: pip install amem")
+        return Check("mlx", "fail", "not installed", "pip install 'amem[cpu]', or on a Mac: pip install amem")
     tried = subprocess.run([sys.executable, "-c", _TRY_MLX], capture_output=True, text=True)
     if tried.returncode == 0:
         return Check("mlx", "ok", f"{number} on the {tried.stdout.split()[0]}")
-    said = tried.stderr.strip().splitlines()
-    why = said[-1] if said else f"it ended with {tried.returncode}"
+    errors = tried.stderr.strip().splitlines()
+    why = errors[-1] if errors else f"exit code {tried.returncode}"
     return Check("mlx", "fail", f"{number} does not work: {why}", "pip install --force-reinstall 'amem[cpu]'")
 
 
@@ -85,28 +85,28 @@ def _blas() -> Check:
 
 def _store(call: Call) -> Iterator[Check]:
     if not call.layout.format.exists():
-        yield Check("store", "warn", f"there is none at {call.root}", "the first `amem prefill` makes it")
+        yield Check("store", "warn", f"no store at {call.root}", "the first `amem prefill` creates it")
         return
     try:
         agents = len(call.open_store().agents())
     except AmemError as error:
         yield Check("store", "fail", error.message, error.hint)
         return
-    yield Check("store", "ok", f"{call.root}, {agents} agents")
+    yield Check("store", "ok", f"{call.root}, {counted(agents, 'agent')}")
     if not os.access(call.root, os.W_OK):
-        yield Check("store", "warn", f"{call.root} can be read only", "what writes will fail")
+        yield Check("store", "warn", f"{call.root} is read-only", "commands that write will fail")
     free = shutil.disk_usage(call.root).free
-    low = "make room, or see `amem inspect` for what takes it" if free < _LITTLE_SPACE else None
+    low = "free some space; `amem inspect` shows what agents take" if free < _LITTLE_SPACE else None
     yield Check("disk", "warn" if low else "ok", f"{human_size(free)} free", low)
     mode = stat.S_IMODE(call.root.stat().st_mode)
     if mode & 0o077:
-        hint = f"chmod 700 {call.root}: it holds what was said to agents"
-        yield Check("store", "warn", f"others may look into {call.root} ({mode:04o})", hint)
+        hint = f"chmod 700 {call.root}: it holds conversations"
+        yield Check("store", "warn", f"other users can read {call.root} (mode {mode:04o})", hint)
     yield from map(_held, _holders(call.layout.locks))
 
 
 def _holders(locks: Path) -> Iterator[dict[str, str]]:
-    """What the processes that hold an agent or the store right now wrote into its lock."""
+    """The contents of every lock that a process holds now."""
     for path in sorted(locks.iterdir()):
         with path.open("rb") as lock:
             try:
@@ -114,7 +114,7 @@ def _holders(locks: Path) -> Iterator[dict[str, str]]:
             except BlockingIOError:
                 try:
                     yield json.loads(lock.read())
-                except ValueError:  # it is being written
+                except ValueError:  # being written right now
                     continue
 
 
@@ -132,8 +132,8 @@ def _models(call: Call) -> Iterator[Check]:
         yield Check("models", "fail", error.message, error.hint)
         return
     if not entries:
-        yield Check("models", "warn", "none is registered", "amem model add NAME SOURCE")
+        yield Check("models", "warn", "no models registered", "add one with `amem model add NAME SOURCE`")
     for entry in entries:
-        lost = entry.kind in ("folder", "gguf") and not Path(entry.source).exists()
-        hint = f"put its files back, or `amem model rm {entry.name}`" if lost else None
-        yield Check("model", "warn" if lost else "ok", f"{entry.name}: {entry.source}", hint)
+        missing = entry.kind in ("folder", "gguf") and not Path(entry.source).exists()
+        hint = f"its source is missing: restore it, or run `amem model rm {entry.name}`" if missing else None
+        yield Check("model", "warn" if missing else "ok", f"{entry.name}: {entry.source}", hint)

@@ -1,4 +1,4 @@
-"""`amem export`: one agent's state as one file."""
+"""`amem export`: write an agent's state, or its history, to one file."""
 
 import hashlib
 import sys
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from amem_cli.shell.formats import Format, check_format
+from amem_cli.shell.formats import Format, FormatName, check_format
 from amem_cli.shell.options import Call, State, command, new_app
-from amem_cli.shell.output import digest, human_size
+from amem_cli.shell.output import counted, digest, human_size
 from kvstore.errors import UsageError
 from kvstore.format.kinds import MANIFEST
 from kvstore.naming import Ref, parse_ref
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 app = new_app()
 
+OutputFile = Annotated[
+    str, typer.Option("--output", "-o", metavar="FILE|-", help="File to write; standard output if omitted.")
+]
+Lineage = Annotated[bool, typer.Option("--lineage", help="Include the agent's history and snapshots.")]
+
 
 @command(app)
 def export(
     call: Call,
     ref: State,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE|-", help="Where to; standard output if left out.")
-    ] = "-",
-    lineage: Annotated[bool, typer.Option("--lineage", help="The agent's history and snapshots too.")] = False,
-    format: Annotated[  # noqa: A002 (the option's name)
-        str, typer.Option("--format", metavar="FORMAT", help="amem, or mlx-lm: a prompt cache.")
-    ] = "amem",
+    output: OutputFile = "-",
+    lineage: Lineage = False,
+    format: FormatName = "amem",  # noqa: A002 (the option's name)
 ) -> None:
-    """Write a state into one file, which `amem import` reads."""
+    """Write a state to a file that `amem import` reads."""
     state, form = parse_ref(ref), check_format(format)
     if output == "-" and (call.out.json or sys.stdout.isatty()):
-        raise UsageError("the file would be written among the text", "name a file with -o FILE")
+        raise UsageError("cannot write the file to a terminal or between JSON lines", "name a file with -o FILE")
     if lineage and form is Format.MLX_LM:
-        raise UsageError("a prompt cache holds one state", "leave --lineage out, or export as amem")
+        raise UsageError("--lineage cannot be combined with --format mlx-lm", "a prompt cache holds one state")
     store = call.open_store()
     target = None if output == "-" else Path(output)
     if form is Format.MLX_LM:
@@ -54,7 +55,7 @@ def _export(call: Call, store: "Store", ref: Ref, target: Path | None, lineage: 
         sha256, size = _write(target, found.pieces)
     contents = found.contents
     states = sum(listed.kind is MANIFEST for listed, _ in contents.files)
-    call.out.say(f"{ref}: {states} states, {len(contents.files)} files, {human_size(size)}")
+    call.out.info(f"{ref}: {counted(states, 'state')}, {counted(len(contents.files), 'file')}, {human_size(size)}")
     call.out.result(
         call.command,
         None if target is None else str(target),
@@ -78,10 +79,11 @@ def _export_mlx(call: Call, store: "Store", ref: Ref, target: Path | None) -> No
     state = store.resolve(ref)
     sha256, size = _write(target, mlx_lm.export(store, state))
     codec = state.manifest.codec.name
-    loss = f"keys and values are what the {codec} codes stand for, in bfloat16: what quantization took is not back"
+    loss = f"keys and values are dequantized from {codec} to bfloat16; the loss of quantization is not undone"
     call.out.warn(loss)
     if state.manifest.pending:
-        call.out.say(f"{state.manifest.pending} tokens are not in the cache yet, and not in the file")
+        pending = counted(state.manifest.pending, "token")
+        call.out.info(f"the last {pending} are not in the cache yet, so not in the file")
     call.out.result(
         call.command,
         None if target is None else str(target),
@@ -99,7 +101,7 @@ def _export_mlx(call: Call, store: "Store", ref: Ref, target: Path | None) -> No
 
 
 def _write(target: Path | None, pieces: Iterator[bytes]) -> tuple[str, int]:
-    """Write the pieces; returns their SHA-256 and size."""
+    """Write the pieces to `target`, or to standard output. Returns their SHA-256 and size."""
     from kvstore.archive.export import write_file
 
     hasher, size = hashlib.sha256(), 0

@@ -1,4 +1,4 @@
-"""`amem fork`: continue a state under another name. The two agents share their blocks until they part."""
+"""`amem fork`: continue a state as a new agent. The two agents share blocks until they diverge."""
 
 from typing import Annotated
 
@@ -15,10 +15,10 @@ app = new_app()
 def fork(
     call: Call,
     ref: State,
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The new agent's name.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Name of the new agent.")],
     note: Note = None,
 ) -> None:
-    """Continue a state under another name; no block is copied."""
+    """Continue a state as a new agent; no block is copied."""
     from kvstore import lifecycle
 
     source = parse_ref(ref)

@@ -1,4 +1,4 @@
-"""`amem gc`: delete what nothing leads to any more; on request evict agents until the store is small enough."""
+"""`amem gc`: delete unreachable files; on request evict agents until the store is small enough."""
 
 from collections import defaultdict
 from dataclasses import asdict
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from amem_cli.shell.options import Call, command, new_app
-from amem_cli.shell.output import digest, human_size
-from amem_cli.shell.units import check_age, check_size, parse_age, parse_size
+from amem_cli.shell.options import Call, DryRun, command, new_app
+from amem_cli.shell.output import Output, counted, digest, human_size
+from amem_cli.shell.quantities import check_age, check_size, parse_age, parse_size
 from kvstore.errors import PartialError
+from kvstore.format.kinds import OBJECT_KINDS
 
 if TYPE_CHECKING:
     from kvstore.gc.collect import GCResult
@@ -17,12 +18,25 @@ if TYPE_CHECKING:
 
 app = new_app()
 
-_WHY = {
-    "history": "states before those that are kept",
-    "evicted": "what evicted agents had",
-    "removed": "what removed agents had",
-    "unnamed": "left by a commit that was cut off",
-    "dead-writer": "left by a command that was killed",
+MaxBytes = Annotated[
+    str | None,
+    typer.Option("--max-bytes", metavar="SIZE", callback=check_size, help="Evict the least recently used to fit."),
+]
+OlderThan = Annotated[
+    str | None,
+    typer.Option("--older-than", metavar="AGE", callback=check_age, help="Evict agents unused for longer: 12h, 30d."),
+]
+KeepHistory = Annotated[
+    int, typer.Option("--keep-history", metavar="N", min=0, help="Earlier states to keep of each agent.")
+]
+
+_OBJECTS = {kind.name for kind in OBJECT_KINDS}
+_REASONS = {
+    "history": "states older than the kept history",
+    "evicted": "caches of evicted agents",
+    "removed": "files of removed agents",
+    "unnamed": "left by an interrupted commit",
+    "dead-writer": "left by a killed command",
     "empty": "domains without agents",
 }
 
@@ -30,32 +44,20 @@ _WHY = {
 @command(app)
 def gc(
     call: Call,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
-    max_bytes: Annotated[
-        str | None,
-        typer.Option(
-            "--max-bytes", metavar="SIZE", callback=check_size, help="Evict the least recently used until it fits."
-        ),
-    ] = None,
-    older_than: Annotated[
-        str | None,
-        typer.Option(
-            "--older-than", metavar="AGE", callback=check_age, help="Evict agents not used for so long: 12h, 30d."
-        ),
-    ] = None,
-    keep_history: Annotated[
-        int, typer.Option("--keep-history", metavar="N", min=0, help="Earlier states of each agent to keep.")
-    ] = 10,
+    dry_run: DryRun = False,
+    max_bytes: MaxBytes = None,
+    older_than: OlderThan = None,
+    keep_history: KeepHistory = 10,
 ) -> None:
-    """Delete what no agent, snapshot or kept state needs. An evicted agent keeps its tokens, and prefills again."""
+    """Delete files that no agent, snapshot or kept state needs. Evicted agents keep their tokens and prefill again."""
     from kvstore.gc.collect import Policy, collect
 
     limit = None if max_bytes is None else parse_size(max_bytes)
     age = None if older_than is None else parse_age(older_than)
     done = collect(call.open_store(), Policy(keep_history, limit, age), dry_run)
     for found in done.collected:
-        _line(call, found)
-    _tell(call, done)
+        call.out.line("object", **asdict(found), digest=digest(found.name) if found.kind in _OBJECTS else None)
+    _print(call.out, done)
     call.out.result(
         call.command,
         ok=done.complete,
@@ -73,35 +75,36 @@ def gc(
         raise typer.Exit(PartialError.exit_code)
 
 
-def _line(call: Call, found: "Collected") -> None:
-    is_digest = found.kind in ("block", "tail", "page", "manifest")
-    call.out.line("object", **asdict(found), digest=digest(found.name) if is_digest else None)
+def _print(out: Output, done: "GCResult") -> None:
+    would_be = "would be " if done.dry_run else ""
+    for found in done.collected:
+        if found.action == "evicted":
+            shared = f"; the rest is shared with {', '.join(found.held_by)}" if found.held_by else ""
+            out.info(f"agent {found.name} {would_be}evicted: {human_size(found.bytes)} of its own{shared}")
+        elif found.action == "failed":
+            verb = "evicted" if found.kind == "agent" else "deleted"
+            out.warn(f"{found.kind} {found.name} could not be {verb}: {found.reason}")
+        elif found.reason == "foreign":
+            out.warn(f"{found.name} does not belong to the store; left in place")
+    _print_deleted(out, done)
+    freed = f"{counted(done.freed_objects, 'object')} ({human_size(done.freed_bytes)}) {would_be}freed"
+    out.info(f"{freed}, {done.kept_objects} ({human_size(done.kept_bytes)}) kept")
+    if done.over_limit:
+        too_much = f"{human_size(done.over_limit)} over --max-bytes"
+        out.warn(f"{too_much}: snapshots, busy agents and tokens are never evicted")
+    if done.freed_bytes and not (done.journaled or done.dry_run):
+        out.warn("the disk was too full to record this in the journal")
 
 
-def _tell(call: Call, done: "GCResult") -> None:
-    would = "would be " if done.dry_run else ""
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+def _print_deleted(out: Output, done: "GCResult") -> None:
+    """A table of what was deleted, by agents and reason."""
+    deleted: defaultdict[tuple[str, str], list[Collected]] = defaultdict(list)
     for found in done.collected:
         if found.action == "deleted":
-            groups[", ".join(found.agents) or "-", found.reason].append(found.bytes)
-        elif found.action == "evicted":
-            held = f"; the rest is held by {', '.join(found.held_by)}" if found.held_by else ""
-            call.out.say(f"agent {found.name} {would}evicted: {human_size(found.bytes)} that only it holds{held}")
-        elif found.action == "failed":
-            call.out.warn(f"{found.kind} {found.name} is still there: {found.reason}")
-        elif found.reason == "foreign":
-            call.out.warn(f"{found.name} is no part of a store, and stays")
-    if groups:
-        rows = [
-            (agents, _WHY[reason], str(len(sizes)), human_size(sum(sizes)))
-            for (agents, reason), sizes in sorted(groups.items())
-        ]
-        call.out.table(("AGENTS", "WHAT", "FILES", "SIZE"), rows, right=(2, 3))
-    call.out.say(
-        f"{human_size(done.freed_bytes)} in {done.freed_objects} objects {would}freed; "
-        f"{human_size(done.kept_bytes)} in {done.kept_objects} stay"
-    )
-    if done.over_limit:
-        call.out.warn(f"{human_size(done.over_limit)} too much: snapshots, busy agents and tokens are never evicted")
-    if done.freed_bytes and not (done.journaled or done.dry_run):
-        call.out.warn("there was no space to tell the journal")
+            deleted[", ".join(found.agents) or "-", found.reason].append(found)
+    rows = [
+        (agents, _REASONS[reason], str(len(files)), human_size(sum(file.bytes for file in files)))
+        for (agents, reason), files in sorted(deleted.items())
+    ]
+    if rows:
+        out.table(("AGENTS", "WHAT", "FILES", "SIZE"), rows, right=(2, 3))

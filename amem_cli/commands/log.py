@@ -1,4 +1,4 @@
-"""`amem log`: what happened to an agent, or to the store. Reads small files only, and writes nothing."""
+"""`amem log`: the history of an agent, or the journal of the store. Reads small files only, and writes nothing."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from amem_cli.shell.options import Call, command, new_app
-from amem_cli.shell.output import digest, local_time
+from amem_cli.shell.options import Call, ShowText, command, new_app
+from amem_cli.shell.output import Output, counted, digest, local_time
+from amem_cli.shell.quantities import check_time, parse_time
 from kvstore.errors import UsageError
 from kvstore.format.document import as_dict
 from kvstore.naming import check_name
 
 if TYPE_CHECKING:
+    from kvstore.commit.journal import Entry
     from kvstore.history.log import Chronicle, Commit
     from kvstore.store import Store
 
@@ -23,29 +25,36 @@ _DIGITS = 12
 
 def _count(value: int | None) -> int | None:
     if value is not None and value < 1:
-        raise UsageError(f"-n {value} is not a number of entries", "give 1 or more")
+        raise UsageError(f"-n must be 1 or more, not {value}")
     return value
+
+
+Agent = Annotated[str | None, typer.Argument(metavar="AGENT", help="An agent; the store's journal if omitted.")]
+Number = Annotated[
+    int | None, typer.Option("-n", "--number", metavar="N", callback=_count, help="Only the newest N entries.")
+]
+Graph = Annotated[bool, typer.Option("--graph", help="Draw all agents of the domain, with their forks.")]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", callback=check_time, help="From a time: RFC 3339, or an age such as 2h."),
+]
+Until = Annotated[str | None, typer.Option("--until", metavar="TIME", callback=check_time, help="Up to a time.")]
+Head = Annotated[bool, typer.Option("--head", help="Show the journal's length and digest, to keep elsewhere.")]
 
 
 @command(app)
 def log(
     call: Call,
-    agent: Annotated[
-        str | None, typer.Argument(metavar="AGENT", help="An agent; the store's journal if left out.")
-    ] = None,
-    number: Annotated[
-        int | None, typer.Option("-n", "--number", metavar="N", callback=_count, help="The newest N entries only.")
-    ] = None,
-    graph: Annotated[bool, typer.Option("--graph", help="All agents of the domain, and where they fork.")] = False,
-    text: Annotated[bool, typer.Option("--text", help="What was said, decoded by the model's tokenizer.")] = False,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="From then on: RFC 3339, or an age such as 2h.")
-    ] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.")] = None,
-    head: Annotated[bool, typer.Option("--head", help="The journal's size and digest, to be kept elsewhere.")] = False,
+    agent: Agent = None,
+    number: Number = None,
+    graph: Graph = False,
+    text: ShowText = False,
+    since: Since = None,
+    until: Until = None,
+    head: Head = False,
 ) -> None:
-    """Show an agent's history, newest first; without an agent the journal: who changed what, and when."""
-    _check(agent, graph and text, graph or text, bool(since or until or head))
+    """Show an agent's history, newest first; or without AGENT the journal: who changed what, and when."""
+    _check(agent, graph=graph, text=text, journal=bool(since or until or head))
     store = call.open_store()
     if agent is None:
         _journal(call, store, number, since, until, head)
@@ -62,13 +71,14 @@ def log(
             _history(call, agent, list(islice(chronicle.commits(found), number)))
 
 
-def _check(agent: str | None, both: bool, of_agent: bool, of_journal: bool) -> None:
-    if both:
-        raise UsageError("--graph and --text do not go together", "take one of them")
-    if agent is None and of_agent:
-        raise UsageError("--graph and --text need an agent", "`amem inspect` lists the agents")
-    if agent is not None and of_journal:
-        raise UsageError("--since, --until and --head are about the journal", "leave the agent out")
+def _check(agent: str | None, *, graph: bool, text: bool, journal: bool) -> None:
+    """Raise UsageError for options that cannot be combined; `journal`: one of those for the journal is given."""
+    if graph and text:
+        raise UsageError("--graph and --text cannot be combined", "give one of them")
+    if agent is None and (graph or text):
+        raise UsageError("--graph and --text need an AGENT", "`amem inspect` lists the agents")
+    if agent is not None and journal:
+        raise UsageError("--since, --until and --head apply to the journal only", "leave AGENT out")
 
 
 def _fields(commit: "Commit") -> dict[str, Any]:
@@ -106,11 +116,11 @@ def _history(call: Call, agent: str, commits: Sequence["Commit"]) -> None:
 
 def _summary(commit: "Commit") -> str:
     manifest = commit.manifest
-    parts = [local_time(manifest.created), manifest.op, f"{manifest.tokens} tokens"]
-    parts += [f"from {commit.origin}"] if commit.origin else []
+    parts = [local_time(manifest.created), manifest.op, counted(manifest.tokens, "token")]
+    parts += [f"forked from {commit.origin}"] if commit.origin else []
     parts += [f"@{name}" for name in commit.snapshots]
     parts += [f"forked as {name}" for name in commit.forks]
-    parts += [] if manifest.complete else ["cut short"]
+    parts += [] if manifest.complete else ["incomplete"]
     return "  ".join(parts)
 
 
@@ -132,44 +142,47 @@ def _graph(call: Call, chronicle: "Chronicle", agent: str, number: int | None) -
 
 
 def _text(call: Call, store: "Store", commits: Sequence["Commit"]) -> None:
-    """The turns of each commit; of a single one its last answer alone, which is then all that is printed."""
-    from amem_cli.views.text import Decoder
+    """The turns of each commit; of a single commit only its last answer, printed without its role."""
+    from amem_cli.views.decoded_text import TextDecoder
     from kvstore.history.diff import tokens_from
 
-    decoder = Decoder(call)
+    decoder = TextDecoder(call)
     for commit in commits:
         manifest = commit.manifest
         tokens = tokens_from(store, manifest, 0)
         answers = [turn for turn in manifest.turns if turn.role == "assistant"]
         for turn in answers[-1:] if len(commits) == 1 else commit.turns:
             decode = decoder.answer if turn.role == "assistant" else decoder.text
-            said = decode(manifest.model, tokens[turn.start : turn.end])
-            call.out.line("text", agent=commit.agent, state=digest(commit.digest), **as_dict(turn), text=said)
-            call.out.print(said if len(commits) == 1 else f"[{turn.role}] {said}")
+            decoded = decode(manifest.model, tokens[turn.start : turn.end])
+            call.out.line("text", agent=commit.agent, state=digest(commit.digest), **as_dict(turn), text=decoded)
+            call.out.print(decoded if len(commits) == 1 else f"[{turn.role}] {decoded}")
     call.out.result(call.command, agent=commits[0].agent, commits=len(commits))
 
 
 def _journal(call: Call, store: "Store", number: int | None, since: str | None, until: str | None, head: bool) -> None:
-    from amem_cli.shell.when import parse_time
     from kvstore.history.log import journal_between, journal_head
 
     if head:
         at = journal_head(store.layout.journal)
-        shown = f"{at.entries} entries, {at.bytes} bytes, {digest(at.digest)}"
+        shown = f"{counted(at.entries, 'entry', 'entries')}, {counted(at.bytes, 'byte')}, {digest(at.digest)}"
         call.out.result(call.command, shown, entries=at.entries, bytes=at.bytes, digest=digest(at.digest))
         return
     start, end = (parse_time(text) if text else None for text in (since, until))
     names = {agent.id: agent.name for agent in store.agents()}
     entries = journal_between(store.layout.journal, start, end)[:number]
     for entry in entries:
-        change, actor = entry.change, entry.actor
-        name = names.get(change.agent_id)
-        values = {**as_dict(entry), "agent": name}
-        values |= {"before": digest(change.before), "after": digest(change.after)}
-        call.out.line("entry", **values)
-        who = f"{actor.user}@{actor.host}" + (f" as {actor.claimed}" if actor.claimed else "")
-        what = f"{change.op} {name or change.agent_id or change.domain_id}"
-        moved = f" to {digest(change.after[:_DIGITS])}" if change.after else ""
-        note = f"  {change.note}" if change.note else ""
-        call.out.print(f"{entry.seq:>6}  {local_time(entry.time)}  {who}  {what}{moved}{note}")
+        _print_entry(call.out, entry, names.get(entry.change.agent_id))
     call.out.result(call.command, entries=len(entries))
+
+
+def _print_entry(out: Output, entry: "Entry", agent: str | None) -> None:
+    """A line of the journal; `agent`: the name of its agent, if that still exists."""
+    change, actor = entry.change, entry.actor
+    values = {**as_dict(change), **as_dict(entry), "agent": agent}
+    values |= {"before": digest(change.before), "after": digest(change.after)}
+    out.line("entry", **values)
+    who = f"{actor.user}@{actor.host}" + (f" as {actor.claimed}" if actor.claimed else "")
+    what = f"{change.op} {agent or change.agent_id or change.domain_id}"
+    moved = f" to {digest(change.after[:_DIGITS])}" if change.after else ""
+    note = f"  {change.note}" if change.note else ""
+    out.print(f"{entry.seq:>6}  {local_time(entry.time)}  {who}  {what}{moved}{note}")

@@ -1,4 +1,4 @@
-"""`amem rm`: remove agents, snapshots and domains; with --erase their bytes at once, and a certificate of it."""
+"""`amem rm`: remove agents, snapshots and domains; with --erase delete their bytes at once and certify it."""
 
 import json
 from dataclasses import asdict
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from amem_cli.shell.options import DEFAULT_WAIT, Call, Wait, command, new_app
-from amem_cli.shell.output import human_size
+from amem_cli.shell.options import DEFAULT_WAIT, Call, DryRun, Wait, command, new_app
+from amem_cli.shell.output import counted, human_size
 from kvstore.errors import AmemError, DamageError, IsolationError, PartialError, UsageError
 from kvstore.naming import Ref, check_name, parse_ref
 
@@ -17,23 +17,27 @@ if TYPE_CHECKING:
 
 app = new_app()
 
-_MEANINGS: "dict[Action, str]" = {"erased": "erased", "left": "left to the next gc", "kept": "kept"}
+Refs = Annotated[list[str] | None, typer.Argument(metavar="REF…", help="Agents, or snapshots AGENT@NAME.")]
+DomainName = Annotated[
+    str | None, typer.Option("--domain", metavar="D", help="Remove a domain, by name or id, with all its agents.")
+]
+Erase = Annotated[bool, typer.Option("--erase", help="Delete the bytes now and print a certificate.")]
+
+_MEANINGS: "dict[Action, str]" = {"erased": "erased", "left": "left for the next gc", "kept": "kept"}
 
 
 @command(app)
 def rm(
     call: Call,
-    refs: Annotated[list[str] | None, typer.Argument(metavar="REF…", help="Agents, or snapshots AGENT@NAME.")] = None,
-    domain: Annotated[
-        str | None, typer.Option("--domain", metavar="D", help="A domain, by name or id, and all of its agents.")
-    ] = None,
-    erase: Annotated[bool, typer.Option("--erase", help="Remove the bytes now, and print a certificate.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go and what would stay.")] = False,
+    refs: Refs = None,
+    domain: DomainName = None,
+    erase: Erase = False,
+    dry_run: DryRun = False,
     wait: Wait = DEFAULT_WAIT,
 ) -> None:
-    """Remove agents, snapshots or a domain. The bytes go with the next gc, or at once with --erase."""
+    """Remove agents, snapshots or a domain. The next gc deletes the bytes, or --erase at once."""
     if bool(refs) == (domain is not None):
-        raise UsageError("say what to remove", "give agents and snapshots, or one --domain D")
+        raise UsageError("rm takes either REFs or --domain", "give agents and snapshots, or one --domain D")
     wanted: list[Ref | str] = [*map(parse_ref, refs or ())] if domain is None else [check_name("domain", domain)]
     store = call.open_store()
     done, failures = [], []
@@ -44,9 +48,9 @@ def rm(
             if len(wanted) == 1:
                 raise
             failures.append(error)
-            _tell_failure(call, what, error)
+            _print_failure(call, what, error)
             continue
-        _tell(call, done[-1])
+        _print(call, done[-1])
     code = _exit_code(done, failures, erase and not dry_run)
     call.out.result(call.command, _certificates(done), ok=code == 0, **_figures(done, len(failures), dry_run))
     if code:
@@ -70,31 +74,31 @@ def _exit_code(done: list["Removal"], failures: list[AmemError], erasing: bool) 
 
 
 def _remaining(done: list["Removal"]) -> "list[Removed]":
-    """What stayed of what was to go; what one removal had to keep, a later one may have taken."""
+    """What was not erased. What one removal had to keep, a later one may have erased."""
     objects = [found for removal in done for found in removal.objects]
     gone = {(found.kind, found.name) for found in objects if found.action == "erased"}
-    stayed = [found for found in objects if found.action in ("kept", "failed")]
-    return [found for found in stayed if found.action == "failed" or (found.kind, found.name) not in gone]
+    remaining = [found for found in objects if found.action in ("kept", "failed")]
+    return [found for found in remaining if found.action == "failed" or (found.kind, found.name) not in gone]
 
 
-def _tell_failure(call: Call, what: Ref | str, error: AmemError) -> None:
-    call.out.warn(f"{what} stays: {error.message}")
+def _print_failure(call: Call, what: Ref | str, error: AmemError) -> None:
+    call.out.warn(f"{what} was not removed: {error.message}")
     call.out.line("failed", ref=str(what), code=error.code, exit=error.exit_code, message=error.message)
 
 
-def _tell(call: Call, removal: "Removal") -> None:
+def _print(call: Call, removal: "Removal") -> None:
     for found in removal.objects:
         call.out.line("object", **asdict(found), dry_run=removal.dry_run)
         if found.action == "failed":
-            call.out.warn(f"{found.kind} {found.name} is still there: {found.reason}")
-    would = "would be " if removal.dry_run else ""
+            call.out.warn(f"{found.kind} {found.name} could not be deleted: {found.reason}")
+    would_be = "would be " if removal.dry_run else ""
     for action, meaning in _MEANINGS.items():
         files = [found for found in removal.objects if found.action == action and found.bytes]
         if files:
             holders = sorted({holder for found in files for holder in found.held_by})
             needed = f", needed by {', '.join(holders)}" if holders else ""
             size = human_size(removal.bytes_of(action))
-            call.out.say(f"{removal.what}: {len(files)} files, {size} {would}{meaning}{needed}")
+            call.out.info(f"{removal.what}: {counted(len(files), 'file')}, {size} {would_be}{meaning}{needed}")
 
 
 def _certificates(done: list["Removal"]) -> str | None:

@@ -1,4 +1,4 @@
-"""`amem snapshot`: name a state of an agent. No block is copied, and no agent is waited for."""
+"""`amem snapshot`: name a state of an agent. It copies no block and waits for no agent."""
 
 from typing import Annotated
 
@@ -15,10 +15,10 @@ app = new_app()
 def snapshot(
     call: Call,
     ref: State,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Its name; made up if left out.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Its name; generated if omitted.")] = None,
     note: Note = None,
 ) -> None:
-    """Name a state of an agent, so that it is kept and can be gone back to."""
+    """Name a state of an agent, so that it is kept and can be restored."""
     from kvstore import lifecycle
 
     state = parse_ref(ref)
@@ -27,7 +27,7 @@ def snapshot(
     made, is_new = lifecycle.snapshot(call.open_store(), state, name, note)
     named = f"{made.agent}@{made.name}"
     if not is_new:
-        call.out.say(f"{named} names that state already")
+        call.out.info(f"{named} already names that state")
     call.out.result(
         call.command,
         named,

@@ -1,4 +1,4 @@
-"""`amem verify`: read the store and say what is wrong, whom it hurts, and what is proven. Writes nothing to it."""
+"""`amem verify`: read the store; report damage, the affected agents, and what is proven. Writes nothing to it."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from amem_cli.shell.options import Call, command, new_app
-from amem_cli.shell.output import digest, human_size
+from amem_cli.shell.output import counted, digest, human_size
 from kvstore.errors import DamageError, IsolationError, UsageError
 from kvstore.naming import check_name, parse_digest
 
@@ -20,59 +20,65 @@ if TYPE_CHECKING:
 app = new_app()
 
 
+Agents = Annotated[list[str] | None, typer.Argument(metavar="AGENT…", help="Check only what these agents need.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Check only that files exist with their sizes.")]
+Deep = Annotated[bool, typer.Option("--deep", help="Also check every file against its SHA-256.")]
+Isolation = Annotated[bool, typer.Option("--isolation", help="Check only that domains and users are kept apart.")]
+Journal = Annotated[bool, typer.Option("--journal", help="Check only the journal, and the refs against it.")]
+JournalHead = Annotated[
+    str | None,
+    typer.Option("--journal-head", metavar="DIGEST", help="A line of an earlier run that the journal must have."),
+]
+Erased = Annotated[
+    Path | None, typer.Option("--erased", metavar="FILE", help="Check only that what `rm --erase` certified is gone.")
+]
+Sums = Annotated[
+    str | None, typer.Option("--sums", metavar="FILE|-", help="Write a list for `sha256sum -c`; needs --deep.")
+]
+
+
 @command(app)
 def verify(
     call: Call,
-    agents: Annotated[
-        list[str] | None, typer.Argument(metavar="AGENT…", help="Only what these need; all if left out.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Only that files are there, in their sizes.")] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="Also hold every file against its SHA-256.")] = False,
-    isolation: Annotated[bool, typer.Option("--isolation", help="Only that domains and users are kept apart.")] = False,
-    journal: Annotated[bool, typer.Option("--journal", help="Only the journal, and the refs against it.")] = False,
-    journal_head: Annotated[
-        str | None,
-        typer.Option(
-            "--journal-head", metavar="DIGEST", help="A journal line, from an earlier run, that must be there."
-        ),
-    ] = None,
-    erased: Annotated[
-        Path | None, typer.Option("--erased", metavar="FILE", help="Only that what `rm --erase` certified is gone.")
-    ] = None,
-    sums: Annotated[
-        str | None, typer.Option("--sums", metavar="FILE|-", help="Write a list for `sha256sum -c`; with --deep.")
-    ] = None,
+    agents: Agents = None,
+    quick: Quick = False,
+    deep: Deep = False,
+    isolation: Isolation = False,
+    journal: Journal = False,
+    journal_head: JournalHead = None,
+    erased: Erased = None,
+    sums: Sums = None,
 ) -> None:
-    """Check every file and say what is proven. --isolation and --journal add to --quick and --deep."""
+    """Check every file and report what is proven. With --quick or --deep, --isolation and --journal are added."""
     from kvstore.verify.verify import verify as check
 
-    if erased is not None and (agents or quick or deep or isolation or journal or journal_head or sums):
-        raise UsageError("--erased is a check of its own", "give it without other checks and without agents")
+    if erased is not None:
+        if agents or quick or deep or isolation or journal or journal_head or sums:
+            raise UsageError("--erased cannot be combined with agents or other checks", "run it on its own")
+        _check_erased(call, call.open_store(), erased)
+        return
     checks = _checks(agents or [], quick, deep, isolation, journal, journal_head)
     if sums is not None and (checks.depth != "deep" or checks.agents or (sums == "-" and call.out.json)):
-        raise UsageError("--sums lists the whole store, with --deep", "give it a FILE beside --json, and no AGENT")
+        raise UsageError("--sums needs --deep and the whole store", "leave AGENT out; with --json, write to a FILE")
     store = call.open_store()
-    if erased is not None:
-        _check_erased(call, store, erased)
-        return
     report = check(store, checks)
     for finding in report.findings:
-        _show(call, finding)
+        _print_finding(call, finding)
     if sums is not None:
         from kvstore.verify.verify import sums as listed
 
-        _write(call, sums, listed(store.layout))
-    _tell(call, report)
+        _write_sums(call, sums, listed(store.layout))
+    _print_report(call, report)
     code = _exit_code(report)
     call.out.result(call.command, ok=not code, **_fields(report))
     if code:
         raise typer.Exit(code)
 
 
-def _show(call: Call, finding: "Finding") -> None:
+def _print_finding(call: Call, finding: "Finding") -> None:
     call.out.line("finding", **asdict(finding))
-    hurt = f"; hurts {', '.join(finding.agents)}" if finding.agents else ""
-    call.out.print(f"{finding.severity}: {finding.message}{hurt}")
+    affected = f"; affects {', '.join(finding.agents)}" if finding.agents else ""
+    call.out.print(f"{finding.severity}: {finding.message}{affected}")
 
 
 def _check_erased(call: Call, store: "Store", file: Path) -> None:
@@ -82,8 +88,8 @@ def _check_erased(call: Call, store: "Store", file: Path) -> None:
     certificates = read_certificates(file.read_bytes())
     remains = [found for certificate in certificates for found in check_erased(store, certificate)]
     for found in remains:
-        _show(call, Finding("damage", "erased", found.object, (), f"{found.object} {found.message}"))
-    call.out.say(f"{len(certificates)} erasures: {len(remains)} findings")
+        _print_finding(call, Finding("damage", "erased", found.object, (), f"{found.object} {found.message}"))
+    call.out.info(f"{counted(len(certificates), 'certificate')}: {counted(len(remains), 'finding')}")
     checked = sum(len(certificate.erased) for certificate in certificates)
     call.out.result(call.command, ok=not remains, checked=checked, findings=len(remains), store_id=store.id)
     if remains:
@@ -96,7 +102,7 @@ def _checks(
     from kvstore.verify.checks import Checks
 
     if quick and deep:
-        raise UsageError("--quick and --deep exclude each other", "give one of them")
+        raise UsageError("--quick and --deep cannot be combined", "give one of them")
     head = parse_digest(journal_head) if journal_head else None
     if journal_head and head is None:
         raise UsageError(f"{journal_head!r} is not a digest", "write sha256: and 4 to 64 hex digits")
@@ -107,7 +113,7 @@ def _checks(
     return Checks(depth, isolation or not quick, journal or head is not None or not names, head, names)
 
 
-def _write(call: Call, where: str, lines: Iterable[str]) -> None:
+def _write_sums(call: Call, where: str, lines: Iterable[str]) -> None:
     if where == "-":
         for line in lines:
             call.out.piece(line)
@@ -124,18 +130,20 @@ def _exit_code(report: "Report") -> int:
     return DamageError.exit_code if report.findings else 0
 
 
-def _tell(call: Call, report: "Report") -> None:
-    call.out.say(f"{report.checked} files, {human_size(report.bytes)}: {len(report.findings)} findings")
+def _print_report(call: Call, report: "Report") -> None:
+    call.out.info(
+        f"{counted(report.checked, 'file')}, {human_size(report.bytes)}: {counted(len(report.findings), 'finding')}"
+    )
     for sentence in report.proven:
-        call.out.say(f"proven: {sentence}")
+        call.out.info(f"proven: {sentence}")
     for sentence in report.not_proven:
-        call.out.say(f"not proven: {sentence}")
+        call.out.info(f"not proven: {sentence}")
     if report.journal_head:
-        call.out.say(f"journal head: {digest(report.journal_head)}, {report.journal_lines} lines")
+        call.out.info(f"journal head: {digest(report.journal_head)}, {counted(report.journal_lines, 'line')}")
     if report.breached:
-        call.out.warn("do not use this store: something of one domain or user is within another's reach")
+        call.out.warn("do not use this store: data of one domain or user is accessible to another")
     elif agents := sorted({name for finding in report.findings for name in finding.agents}):
-        call.out.warn(f"to compute again what is damaged: amem repair {' '.join(agents)}")
+        call.out.warn(f"recompute the damaged blocks with: amem repair {' '.join(agents)}")
 
 
 def _fields(report: "Report") -> dict[str, object]:

@@ -9,7 +9,7 @@ _CHARACTERS_PER_TOKEN = 4.28
 
 
 def handbook(tokens: int) -> str:
-    """About `tokens` tokens: whole paragraphs, from the first one again where the text is too short."""
+    """A text of about `tokens` tokens: whole paragraphs, repeated from the first if the text is too short."""
     whole = files("amem_cli.demo").joinpath(FILE_NAME).read_text("utf-8").strip()
     chosen: list[str] = []
     room = tokens * _CHARACTERS_PER_TOKEN

@@ -1,4 +1,4 @@
-"""Runs `amem` commands, each in a process of its own, as a user would from a shell."""
+"""Runs `amem` commands, each in a process of its own, as from a shell."""
 
 import json
 import os
@@ -16,12 +16,12 @@ from amem_cli.shell.output import Output
 from kvstore.errors import AmemError
 
 _POLL_SECONDS = 0.1
-_GRACE_SECONDS = 20.0  # a prefill commits what it has done before it ends
+_GRACE_SECONDS = 20.0  # a prefill commits its progress before it ends
 
 
 @dataclass(frozen=True)
 class Ran:
-    """One command that succeeded: its process, and the objects that it wrote with `--json`."""
+    """A command that succeeded: its process id, and the objects that it wrote with `--json`."""
 
     pid: int
     lines: tuple[dict[str, Any], ...]
@@ -33,7 +33,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Runner:
-    """Where commands run, on which store, and what ends them."""
+    """Runs commands in a folder on a store, until a signal stops them."""
 
     folder: Path
     store: Path
@@ -42,9 +42,9 @@ class Runner:
     warned: set[str] = field(default_factory=set)
 
     def run(self, *arguments: str, live: bool = False) -> Ran:
-        """Show a command as one types it, and run it. Every warning is shown once, and with `live` progress as it goes.
+        """Print a command line and run it. Each warning is shown once; `live` shows the progress of the command.
 
-        Raises the AmemError that it ended with, KeyboardInterrupt after a signal.
+        Raises the AmemError that the command ended with, and KeyboardInterrupt after a signal.
         """
         self.out.print(f"$ {shlex.join(('amem', *arguments))}")
         process = subprocess.Popen(
@@ -66,7 +66,7 @@ class Runner:
         return Ran(process.pid, lines)
 
     def _environment(self) -> Mapping[str, str]:
-        """The user's own but for the settings of amem, so that the demo is the same for all."""
+        """The user's environment without amem's settings, so that the demo is always the same."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("AMEM_")}
         own = {"AMEM_STORE": str(self.store), "AMEM_JSON": "1", "AMEM_CONFIG": os.devnull}
         own |= {"AMEM_QUIET": "1"} if self.out.quiet else {}
@@ -80,7 +80,7 @@ class Runner:
                 self.out.warn(line.removeprefix("amem: "))
 
     def _wait(self, process: subprocess.Popen[str]) -> tuple[str, str | None]:
-        """A process's standard output and, unless it is live, standard error, at its end."""
+        """Wait for a process; its standard output and, unless it is live, its standard error."""
         while not self.stop():
             try:
                 return process.communicate(timeout=_POLL_SECONDS)
@@ -91,7 +91,7 @@ class Runner:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a process in its own way. An impatient second Ctrl-C must not keep the folder from being removed."""
+    """Terminate a process, which commits first. A second Ctrl-C must not keep the folder from being removed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.terminate()
     try:
@@ -102,7 +102,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _failure(name: str, code: int, lines: tuple[dict[str, Any], ...]) -> AmemError:
-    """What a command ended with, as the error that it was there."""
+    """The error that a command ended with."""
     last = lines[-1] if lines else {}
     kinds: list[type[AmemError]] = [AmemError, *AmemError.__subclasses__()]
     for kind in kinds:

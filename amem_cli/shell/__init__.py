@@ -1,0 +1,1 @@
+"""The command line itself: options, config, input, output, signals, errors, completion."""

@@ -1,7 +1,7 @@
-"""The names that a shell offers on TAB: agents and their snapshots, models, domains. Quick, and silent about trouble.
+"""The names that a shell completes on TAB: agents and their snapshots, models, domains. Fast, and silent on errors.
 
-`amem __complete KIND WORD...` prints the names of that kind that may stand for the last word, one a line. The words
-before it are those of the command line so far: `--store DIR` may stand among them. Typer is not loaded for it.
+`amem __complete KIND WORD...` prints the names of that kind that complete the last word, one per line. The words
+before it are the command line so far and may include `--store DIR`. Typer is not loaded.
 """
 
 import json
@@ -23,16 +23,16 @@ from kvstore.naming import file_name
 
 
 def complete(words: Sequence[str]) -> None:
-    """Print the names of the kind `words[0]` (agents, refs, models, domains) that the last word begins."""
-    kind, *before, begun = words
-    with suppress(AmemError, OSError):  # a store that is not there, or damaged: TAB is no place to say so
-        found = sorted(set(_names(StoreLayout(_root(before)), kind, begun)))
-        sys.stdout.write("".join(f"{name}\n" for name in found if name.startswith(begun)))
+    """Print the names of the kind `words[0]` (agents, refs, models, domains) that start with the last word."""
+    kind, *before, prefix = words
+    with suppress(AmemError, OSError):  # a missing or damaged store: completion is not the place to report it
+        found = sorted(set(_names(StoreLayout(_root(before)), kind, prefix)))
+        sys.stdout.write("".join(f"{name}\n" for name in found if name.startswith(prefix)))
         sys.stdout.flush()
 
 
 def _root(before: Sequence[str]) -> Path:
-    """The folder of the store: as the command line, the environment and the config file say."""
+    """The folder of the store, from the command line, the environment or the config file."""
     chosen = None
     for word, following in pairwise([*before, ""]):
         if word == "--store":
@@ -43,22 +43,22 @@ def _root(before: Sequence[str]) -> Path:
     return Path(str(chosen or user_data_path("amem") / "store")).expanduser().absolute()
 
 
-def _names(layout: StoreLayout, kind: str, begun: str) -> Iterator[str]:
+def _names(layout: StoreLayout, kind: str, prefix: str) -> Iterator[str]:
     if kind == "models":
         yield from _models(layout)
     elif kind == "domains":
         yield from (domain.name for domain in refs.read_domains(layout) if domain.name)
-    elif kind == "refs" and "@" in begun:
-        agent = begun.partition("@")[0]
+    elif kind == "refs" and "@" in prefix:
+        agent = prefix.partition("@")[0]
         yield from (f"{agent}@{snapshot.name}" for snapshot in refs.read_snapshots(layout, agent))
     elif kind in ("agents", "refs"):
-        yield from _agents(layout, file_name(begun))
+        yield from _agents(layout, file_name(prefix))
 
 
-def _agents(layout: StoreLayout, begun: str) -> Iterator[str]:
-    """Only the refs that the word begins are read: a store may hold very many."""
+def _agents(layout: StoreLayout, prefix: str) -> Iterator[str]:
+    """Reads matching refs only: a store may have very many."""
     for path in layout.agent_refs.iterdir():
-        if path.name.startswith(begun) and (agent := refs.read_agent(layout, path.name)):
+        if path.name.startswith(prefix) and (agent := refs.read_agent(layout, path.name)):
             yield agent.name
 
 

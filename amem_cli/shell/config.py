@@ -1,7 +1,7 @@
-"""The config file, and the few switches that are needed before the command line can be read.
+"""The config file, and the switches that are needed before the command line is parsed.
 
-Keys are the long options. Outside of a table they hold for every command that has the option; in a command's own
-table, as `[chat]`, for that one.
+Keys are the names of long options. Outside of tables they apply to every command that has the option; in a table
+such as `[chat]`, to that command only.
 """
 
 import os
@@ -23,33 +23,33 @@ def config_path() -> Path:
 
 
 def read_config() -> dict[str, Any]:
-    """The config file with option names as the parameters have them; empty when there is none.
+    """The values of the config file by parameter name; empty if there is no file.
 
-    Raises UsageError where it is not TOML or has an unknown key, NotFoundError when `$AMEM_CONFIG` does not exist.
+    Raises UsageError if it is not TOML or has an unknown key, NotFoundError if `$AMEM_CONFIG` names a missing file.
     """
     path = config_path()
     try:
         text = path.read_bytes()
     except FileNotFoundError as error:
         if "AMEM_CONFIG" in os.environ:
-            raise NotFoundError(f"there is no config file {path}", "AMEM_CONFIG names it") from error
+            raise NotFoundError(f"no such config file: {path}", "check the variable AMEM_CONFIG") from error
         return {}
     import tomllib
 
     try:
         values = tomllib.loads(text.decode())
     except ValueError as error:
-        raise UsageError(f"the config file {path} is not TOML: {error}") from error
+        raise UsageError(f"config file {path} is not valid TOML: {error}") from error
     config = {_parameter(key): _table(value) for key, value in values.items()}
     _refuse(key for key, value in config.items() if not isinstance(value, dict) and key not in _COMMON_KEYS)
     return config
 
 
 def default_map(config: Mapping[str, Any], commands: Iterable[str]) -> dict[str, Any]:
-    """The config file as Typer takes it: for each command the common keys, and then its own table's.
+    """The config file as Typer's default map: for each command the common keys, overridden by its own table.
 
-    The shared options are read once, before the command, so that the environment stays ahead of the file.
-    Raises UsageError for a table that is no command's, or that has a shared option.
+    The shared options are read once, before the command, so that the environment overrides the file.
+    Raises UsageError for a table that no command has, and for a shared option in a table.
     """
     tables = {key: value for key, value in config.items() if isinstance(value, dict)}
     plain = {key: value for key, value in config.items() if key not in tables}
@@ -73,21 +73,18 @@ def _refuse(unknown: Iterable[str]) -> None:
     names = ", ".join(sorted(key.replace("_", "-") for key in unknown))
     if names:
         common = ", ".join(sorted(key.replace("_", "-") for key in _COMMON_KEYS))
-        hint = f"options of one command stand in its table, as in [chat]; outside of a table: {common}"
-        raise UsageError(f"the config file {config_path()} has keys where they mean nothing: {names}", hint)
+        hint = f"options of one command go into its table, such as [chat]; allowed outside of tables: {common}"
+        raise UsageError(f"config file {config_path()}: unknown or misplaced keys: {names}", hint)
 
 
 def check_table(table: Mapping[str, Any], parameters: Iterable[str]) -> None:
-    """Refuse a key that the command has no option for: a misspelt one would be ignored in silence.
-
-    Raises UsageError.
-    """
+    """Raise UsageError for a key without an option in the command: a misspelt key must not be ignored silently."""
     known = {*parameters, *_COMMON_KEYS}
     _refuse(key for key in table if key not in known)
 
 
 def wants_json(arguments: Iterable[str], config: Mapping[str, Any]) -> bool:
-    """Whether an error is to be told in JSON, even where the command line itself could not be read."""
+    """Whether to report an error as JSON, even if the command line could not be parsed."""
     flags = []
     for argument in arguments:
         if argument == "--":
@@ -97,7 +94,7 @@ def wants_json(arguments: Iterable[str], config: Mapping[str, Any]) -> bool:
 
 
 def wants_traceback(arguments: Iterable[str]) -> bool:
-    """Whether a bug's traceback may be shown on the terminal."""
+    """Whether to print the traceback of a bug."""
     return bool({"-v", "--verbose"} & set(arguments)) or _switched_on("AMEM_VERBOSE")
 
 

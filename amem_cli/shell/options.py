@@ -1,7 +1,7 @@
-"""What every command shares: its options, and the `Call` that a command receives.
+"""The options that commands share, and the `Call` that a command receives.
 
-Precedence is flag, environment (`AMEM_` and the option's name), config file. The shared options are taken before the
-command and after it; `command` redeclares them, so that a command's own signature shows only what is its own.
+Precedence is flag, environment (`AMEM_` and the option's name), config file. The shared options are accepted before
+and after the command's name; `command` adds them, so that a command's signature has only its own parameters.
 """
 
 import inspect
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from platformdirs import user_cache_path, user_data_path
@@ -17,7 +17,7 @@ from platformdirs import user_cache_path, user_data_path
 from amem_cli import __version__
 from amem_cli.shell.config import check_table
 from amem_cli.shell.output import Output
-from amem_cli.shell.parsing import Group
+from amem_cli.shell.typer_internals import CommandGroup
 from kvstore.errors import UsageError
 from kvstore.naming import parse_digest
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 ENV_PREFIX = "AMEM"
 _SHARED: dict[str, tuple[Any, tuple[str, ...], str]] = {
-    "store": (str | None, ("--store",), "The folder of the store."),
+    "store": (str | None, ("--store",), "Folder of the store."),
     "json": (bool, ("--json",), "Write JSON, one object per line."),
     "quiet": (bool, ("--quiet", "-q"), "No figures and no progress."),
-    "verbose": (bool, ("--verbose", "-v"), "Say more; show the traceback of a bug."),
+    "verbose": (bool, ("--verbose", "-v"), "More detail; show the traceback of a bug."),
     "no_color": (bool, ("--no-color",), "No colours on a terminal."),
 }
 
 
 @dataclass(frozen=True)
 class Call:
-    """One run of a command: where its store is and how it speaks."""
+    """One run of a command: its name, the folder of its store and its output."""
 
     command: str
     root: Path
@@ -46,39 +46,39 @@ class Call:
 
     @property
     def cache_dir(self) -> Path:
-        """Where converted models are kept: what is there can be made again."""
+        """The folder of converted models, which can be recreated."""
         return user_cache_path("amem")
 
     @property
     def layout(self) -> "StoreLayout":
-        """The paths of the store, whether or not it exists."""
+        """The paths in the store, which need not exist."""
         from kvstore.format.layout import StoreLayout
 
         return StoreLayout(self.root)
 
     def actor(self) -> "Actor":
-        """Who the journal says did it."""
+        """The author of this command's entries in the journal."""
         from kvstore.commit.journal import Actor
 
         return Actor.here(self.command, __version__, claimed=os.environ.get("AMEM_ACTOR"))
 
     def open_store(self) -> "Store":
-        """The store that must exist. Raises NoStoreError."""
+        """The existing store. Raises NoStoreError."""
         from kvstore.store import Store
 
         return Store.open(self.root, self.actor())
 
     def create_store(self) -> "Store":
-        """The store, made when it is not there yet."""
+        """The store, created if it does not exist."""
         from kvstore.store import Store
 
         return Store.open_or_create(self.root, self.actor())
 
 
 def shared_parameters(*, environment: bool) -> list[inspect.Parameter]:
-    """The shared options as parameters of a function that Typer reads.
+    """The shared options as parameters for Typer.
 
-    They are read from the environment once, before the command: after it, only a flag may change them.
+    The environment sets them once, before the command; after the command only a flag may change them.
     """
     return [
         inspect.Parameter(
@@ -97,13 +97,13 @@ def shared_parameters(*, environment: bool) -> list[inspect.Parameter]:
 
 
 def new_app() -> typer.Typer:
-    """The Typer app of one command's module."""
+    """The Typer app of a module with one command."""
     return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def new_group(help_text: str) -> typer.Typer:
-    """The Typer app of a module whose commands stand under one name: the shared options are taken before them, too."""
-    app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    """The Typer app of a module with subcommands, which accepts the shared options before them too."""
+    app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
     def group(**_shared: Any) -> None:
         pass  # the command reads them from its context
@@ -114,7 +114,7 @@ def new_group(help_text: str) -> typer.Typer:
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function, whose first parameter is a `Call`, a command of `app` with the shared options added."""
+    """Register a function, whose first parameter is a `Call`, as a command of `app` with the shared options added."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function).parameters.values())[1:]
@@ -135,7 +135,7 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[...
 
 
 def declare(function: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
-    """Give `function`, which takes keywords, the signature that Typer is to see."""
+    """Set the signature that Typer reads from `function`, which accepts any keywords."""
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
@@ -153,7 +153,7 @@ def _call(ctx: typer.Context) -> Call:
 
 
 def _nearest(ctx: Any, key: str) -> Any:
-    """What a shared option says after the command, else before it."""
+    """The value of a shared option after the command's name, or else before it."""
     value = ctx.params[key]
     return value if value or ctx.parent is None else _nearest(ctx.parent, key)
 
@@ -167,19 +167,25 @@ def _digest(text: str | None) -> str | None:
 
 
 def _seconds(value: float) -> float:
-    if not value >= 0:  # NaN is no number of seconds either
-        raise UsageError(f"--wait {value} is not a number of seconds", "0 gives up at once")
+    if not value >= 0:  # also refuses NaN
+        raise UsageError(f"--wait must be 0 or more seconds, not {value}", "0 fails at once if the agent is busy")
     return value
 
 
-# What several commands take.
+# Arguments and options of several commands.
 State = Annotated[str, typer.Argument(metavar="REF", help="AGENT, AGENT@SNAPSHOT, AGENT~N or AGENT@sha256:PREFIX.")]
-Note = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="Why: it stands in the journal.")]
+AgentName = Annotated[str, typer.Argument(metavar="AGENT", help="Name of the agent.")]
+TextFiles = Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Text; - is standard input.")]
+Role = Annotated[Literal["user", "assistant"], typer.Option("--role", help="Author of the text.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Add no template; parse control tokens in the text.")]
+Note = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="Reason, recorded in the journal.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; change nothing.")]
+ShowText = Annotated[bool, typer.Option("--text", help="Show the conversation, decoded by the model's tokenizer.")]
 Wait = Annotated[
     float, typer.Option("--wait", metavar="SECONDS", callback=_seconds, help="How long to wait for a busy agent.")
 ]
 Expect = Annotated[
-    str | None, typer.Option("--expect", metavar="DIGEST", callback=_digest, help="Refuse if the head is another one.")
+    str | None, typer.Option("--expect", metavar="DIGEST", callback=_digest, help="Fail if the head is another state.")
 ]
 ModelName = Annotated[
     str | None, typer.Option("--model", metavar="MODEL", help="A registered name, a folder, a .gguf file or ORG/NAME.")

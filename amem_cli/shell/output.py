@@ -1,7 +1,7 @@
 """What the user reads: answers and JSON on standard output, everything else on standard error.
 
-In text mode standard output holds the answer or the REF that was made, and nothing else. With `--json` it holds one
-object per line, one write per line, and the last is always a `result` or an `error`.
+In text mode standard output has only the answer or the REF that a command created. With `--json` it has one object
+per line, each written at once, and the last is always a `result` or an `error`.
 """
 
 import json
@@ -22,7 +22,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 
 
 def printable(text: str) -> str:
-    """`text` with control characters shown as `\\x1b`, so that a terminal takes none of it for a command."""
+    """`text` with control characters escaped as `\\x1b`, so that a terminal does not interpret them."""
     return text.translate(_CONTROLS)
 
 
@@ -34,6 +34,11 @@ def human_size(size: int) -> str:
             break
         value /= 1000
     return f"{size} B" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: `1 block`, `2 blocks`."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def local_time(utc: str) -> str:
@@ -48,7 +53,7 @@ def digest(sha256: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Output:
-    """Where and how a command speaks."""
+    """How a command writes: as text or JSON, how much, and with which colours."""
 
     json: bool = False
     quiet: bool = False
@@ -64,43 +69,43 @@ class Output:
             sys.stdout.buffer.flush()
 
     def result(self, command: str, shown: str | None = None, /, *, ok: bool = True, **fields: Any) -> None:
-        """The end of a command: `shown` in text mode, the `result` object otherwise."""
+        """End a command: print `shown` in text mode, the `result` object with `--json`."""
         if self.json:
             self.line("result", command=command, ok=ok, **fields)
         if shown is not None:
             self.print(shown)
 
     def print(self, text: str) -> None:
-        """A line of text mode's standard output."""
+        """A line on standard output in text mode."""
         self.piece(text + "\n")
 
     def piece(self, text: str) -> None:
-        """A part of text mode's answer, at once; pipes get it unchanged, a terminal no control characters."""
+        """A part of the answer in text mode, written at once; on a terminal with control characters escaped."""
         if self.json:
             return
         sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
-    def say(self, text: str) -> None:
-        """Figures and explanations, unless they are unwanted or stand in the result object."""
+    def info(self, text: str) -> None:
+        """Figures and explanations on standard error; none with `--quiet` or `--json`."""
         if not (self.quiet or self.json):
             _stderr(text)
 
     def warn(self, text: str) -> None:
-        """Something that the user should know, even with `--quiet` and `--json`."""
+        """A warning on standard error, even with `--quiet` and `--json`."""
         _stderr(f"amem: {text}")
 
     def error(self, error: AmemError) -> None:
-        """How a command that failed ends: a line on standard error, and with `--json` the `error` object."""
+        """End a failed command: a line on standard error, and the `error` object with `--json`."""
         _stderr(f"amem: {error.message}")
         if error.hint:
             _stderr(f"hint: {error.hint}")
         self.line("error", code=error.code, exit=error.exit_code, message=error.message, hint=error.hint)
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-        """Rows under a header: a table on a terminal, aligned text in a pipe. Columns in `right` hold numbers.
+        """Rows under a header: a table on a terminal, aligned text in a pipe. Columns in `right` are right-aligned.
 
-        On a terminal that is too narrow for it each row becomes a paragraph.
+        On a terminal that is too narrow, each row becomes a paragraph.
         """
         if self.json:
             return
@@ -137,7 +142,7 @@ class Output:
 
     @contextmanager
     def progress(self, what: str) -> Iterator["ProgressBar"]:
-        """A progress line on standard error while the context lasts, if that is a terminal."""
+        """A progress bar on standard error while the context lasts, if that is a terminal."""
         bar = ProgressBar(what, self.color, shown=sys.stderr.isatty() and not self.quiet)
         try:
             yield bar
@@ -146,7 +151,7 @@ class Output:
 
 
 class ProgressBar:
-    """One line that shows how far a prefill is, and leaves nothing behind. It has no thread of its own."""
+    """One line with the progress of a prefill, erased at the end. It starts no thread."""
 
     def __init__(self, what: str, color: bool, shown: bool) -> None:
         self._what, self._color, self._shown = what, color, shown
@@ -161,7 +166,7 @@ class ProgressBar:
         self._bar.update(0, completed=done, total=total, rate=f"{tokens_per_second:.0f} tokens/s", refresh=True)
 
     def close(self) -> None:
-        """Take the line away; later updates show nothing."""
+        """Erase the line; later updates show nothing."""
         self._shown = False
         if self._bar is not None:
             self._bar.stop()

@@ -1,7 +1,7 @@
-"""Signals end a turn, not a process: what was said is committed first, and then the process dies of the signal.
+"""A signal first ends the running turn, whose output is committed, and then the process.
 
-Dying of the signal, rather than exiting with a number, is what makes a shell's loop stop. Signals that were ignored
-when the process began (`nohup`, background jobs) stay ignored.
+The process dies of the signal itself rather than exiting with a code, so that a shell loop stops too. Signals that
+were ignored when the process started (`nohup`, background jobs) stay ignored.
 """
 
 import os
@@ -12,12 +12,12 @@ from types import FrameType
 from typing import NoReturn
 
 INTERRUPT = signal.SIGINT
-CLOSED = signal.SIGPIPE  # what a closed standard output is to other programs
-_HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CLOSED = signal.SIGPIPE  # how other programs die if their standard output is closed
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
-    """Whether a signal has asked a turn to end, and which. Call it to ask."""
+    """Whether a signal has requested the end of a turn, and which. Calling it returns that."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -25,26 +25,26 @@ class Stop:
     def __call__(self) -> bool:
         return self.signum is not None
 
-    def hear(self, signum: int, _frame: FrameType | None) -> None:
-        """The handler: the first signal ends the turn, a second Ctrl-C ends the process at once."""
+    def request(self, signum: int, _frame: FrameType | None) -> None:
+        """Signal handler: the first signal ends the turn, a second Ctrl-C kills the process at once."""
         if signum == signal.SIGINT and self.signum == signal.SIGINT:
             die(signum)
         self.signum = self.signum or signum
 
     def finish(self) -> None:
-        """Die of the signal that was heard, if there was one."""
+        """Die of the received signal, if there was one."""
         if self.signum is not None:
             die(self.signum)
 
 
 @contextmanager
 def listening() -> Iterator[Stop]:
-    """While the context lasts, INT, TERM and HUP only set the flag."""
+    """While the context lasts, INT, TERM and HUP only set the flag of the yielded `Stop`."""
     stop = Stop()
-    before = {signum: signal.getsignal(signum) for signum in _HEARD}
+    before = {signum: signal.getsignal(signum) for signum in _HANDLED}
     before = {signum: handler for signum, handler in before.items() if handler is not signal.SIG_IGN}
     for signum in before:
-        signal.signal(signum, stop.hear)
+        signal.signal(signum, stop.request)
     try:
         yield stop
     finally:
@@ -53,7 +53,7 @@ def listening() -> Iterator[Stop]:
 
 
 def die(signum: int) -> NoReturn:
-    """End the process by `signum`, as if it had never been caught."""
+    """Kill this process with `signum`, as if it had never been caught."""
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
-    os._exit(128 + signum)  # where the signal is blocked
+    os._exit(128 + signum)  # reached only if the signal is blocked

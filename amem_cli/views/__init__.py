@@ -1,0 +1,1 @@
+"""What several commands show: usage on disk, objects, decoded text, histories as graphs."""

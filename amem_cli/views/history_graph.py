@@ -1,4 +1,4 @@
-"""Histories as text, much as `git log --graph` draws them: a lane for each agent, the newest state on top."""
+"""Draws histories as text, like `git log --graph`: one lane per agent, newest state first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Node:
-    """One state: its agent, and the state before it, which may be another agent's."""
+    """One state: its agent, and the state before it, possibly of another agent."""
 
     id: str
     lane: str
@@ -15,7 +15,7 @@ class Node:
 
 @dataclass
 class _Lane:
-    """Where an agent's line runs: its rows, top first, its column, and the lane that it came from."""
+    """The line of an agent: its first and last row from the top, its column, and the lane that it forked from."""
 
     first: int
     last: int
@@ -24,7 +24,7 @@ class _Lane:
 
 
 def draw(nodes: Sequence[Node]) -> list[tuple[str, Node | None]]:
-    """The lines of the graph, top first: what is drawn, and the node that stands there; None between two nodes."""
+    """The lines of the graph from the top, each with its node; None for a line between two nodes."""
     lanes = _lanes(nodes)
     lines: list[tuple[str, Node | None]] = []
     for row, node in enumerate(nodes):
@@ -46,7 +46,7 @@ def _lanes(nodes: Sequence[Node]) -> dict[str, _Lane]:
         source = lane_of.get(node.parent) if node.parent else None
         lane.parent = source if source != node.lane else None
     for lane in lanes.values():
-        if lane.parent:  # a head that was forked is older than the fork, and its line begins there
+        if lane.parent:  # the forked state is older than the fork, so its lane starts there
             origin = lanes[lane.parent]
             origin.first = min(origin.first, lane.last)
     placed: list[_Lane] = []
@@ -67,12 +67,12 @@ def _overlap(a: _Lane, b: _Lane) -> bool:
 
 
 def _line(columns: dict[int, str]) -> str:
-    """Marks at their columns, two characters apart."""
+    """The marks at their columns, two characters apart."""
     return " ".join(columns.get(column, " ") for column in range(max(columns) + 1))
 
 
 def _joint(passing: dict[int, str], left: int, right: int) -> str:
-    """The line that leads from a lane's end at `right` to the lane at `left` that it came from."""
+    """The line that joins the end of the lane at column `right` to its origin at column `left`."""
     text = list(_line({**passing, right: " "}))
     for place in range(2 * left + 1, 2 * right):
         if text[place] == " ":

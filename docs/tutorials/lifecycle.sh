@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# lifecycle.sh [DIR]: three agents from their first text to their last byte. It leaves all that it makes in DIR.
+# lifecycle.sh [DIR]: three agents from their first text to their last byte. It leaves all its files in DIR.
 set -euo pipefail
 dir=${1:-$(mktemp -d)}
 model=${AMEM_MODEL:-gemma-3-270m}
-unset AMEM_MODEL # an agent remembers its model: it is said once
+unset AMEM_MODEL # an agent remembers its model
 export AMEM_STORE=$dir/store AMEM_QUIET=1
 field() { jq -r "select(.type == \"result\") | $1"; }
 

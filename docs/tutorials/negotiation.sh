@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# negotiation.sh [DIR]: four agents settle the use of a river in five phases. It leaves all that it makes in DIR.
+# negotiation.sh [DIR]: four agents settle the use of a river in five phases. It leaves all its files in DIR.
 set -euo pipefail
 dir=${1:-$(mktemp -d)}
 export AMEM_STORE=$dir/store AMEM_MODEL=${AMEM_MODEL:-gemma-3-270m} AMEM_QUIET=1

@@ -63,7 +63,7 @@ class _Listing(Document, frozen=True):
     sha256: Sha256
 
 
-class _Version(Struct):
+class _ListingVersion(Struct):
     kind: Literal["amem agent"]
     format: int
 
@@ -123,7 +123,7 @@ class Archive:
             size = tarfile.TarInfo.frombuf(header, "utf-8", "strict").size
         except (tarfile.TarError, ValueError) as error:
             raise DamageError("this is not an archive of an agent", _HINT) from error
-        if not 0 < size <= MAX_LISTING or header != _header(LISTING, size):
+        if not 0 < size <= MAX_LISTING or header != self.header_of_listing(size):
             raise DamageError("this is not an archive of an agent", _HINT)
         self.contents = _decode(self._body(size))
         self._left = list(self.contents.files)
@@ -143,6 +143,11 @@ class Archive:
         """Check that all was read, and that nothing follows. Raises DamageError."""
         if self._left or self._read(len(_END)) != _END or self._stream.read(1):
             raise DamageError("the archive has bytes after its end", _HINT)
+
+    @staticmethod
+    def header_of_listing(size: int) -> bytes:
+        """The header that a listing of `size` bytes must have."""
+        return _header(LISTING, size)
 
     def _body(self, size: int) -> bytes:
         data = self._read(size)
@@ -179,7 +184,7 @@ def _member(name: str, data: bytes) -> Iterator[bytes]:
 
 def _decode(data: bytes) -> Contents:
     try:
-        version = parse(data, _Version)
+        version = parse(data, _ListingVersion)
     except ValueError as error:
         raise DamageError("this is not an archive of an agent", _HINT) from error
     if version.format != FORMAT:

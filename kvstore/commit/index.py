@@ -41,7 +41,7 @@ class Index:
         self._layout = layout
 
     def find(self, domain_id: str, prefix_keys: Sequence[str]) -> list[list[BlockRow]]:
-        """For each key the blocks that it stands for, the first committed one first."""
+        """For each key its blocks, the first committed one first."""
 
         def select(db: sqlite3.Connection) -> list[list[BlockRow]]:
             return [[BlockRow(*row) for row in db.execute(_FIND, (key, domain_id))] for key in prefix_keys]
@@ -80,7 +80,7 @@ class Index:
             raise AmemError(f"rows of erased blocks are still in {self._layout.index}", "remove that file")
 
     def prune(self, gone: Collection[tuple[str, str]]) -> None:
-        """Remove the rows of these blocks, (domain id, SHA-256), if there is an index that can be written."""
+        """Remove the rows of these blocks, (domain id, SHA-256), if the index can be written."""
 
         def delete(db: sqlite3.Connection) -> None:
             rows = db.execute("SELECT id, domain, sha256 FROM blocks")
@@ -91,7 +91,7 @@ class Index:
             self._run(delete, None)
 
     def listed(self, domain_id: str) -> set[str] | None:
-        """The blocks of a domain that have rows. Reads only; None where there is an index that cannot be read."""
+        """The blocks of a domain that have rows. Reads only; None where the index cannot be read."""
         if not self._layout.index.exists():
             return set()
         try:

@@ -71,15 +71,15 @@ class LineActor(Document, frozen=True):
 class Entry(Document, frozen=True):
     """One line."""
 
-    seq: Count  # from 1
-    time: str
-    prev: Sha256
     op: str
     agent_id: str
     domain_id: str
     before: Sha256 | None
     after: Sha256 | None
     note: str | None
+    seq: Count  # from 1
+    time: str
+    prev: Sha256
     actor: LineActor
     via: str
     version: str
@@ -88,7 +88,8 @@ class Entry(Document, frozen=True):
     def of(cls, seq: int, prev: str, change: Change, actor: Actor) -> "Entry":
         """The line of a change that is made now."""
         who = LineActor(actor.uid, actor.user, actor.host, actor.claimed)
-        return cls(seq, timestamp(), prev, **as_dict(change), actor=who, via=actor.via, version=actor.version)
+        own = as_dict(change)
+        return cls(**own, seq=seq, time=timestamp(), prev=prev, actor=who, via=actor.via, version=actor.version)
 
     @property
     def change(self) -> Change:

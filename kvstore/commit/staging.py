@@ -1,8 +1,8 @@
-"""A writer's own folder: what it is about to put into place, and what gc must leave alone meanwhile.
+"""A writer's own folder: the files that it will put into place, and the list of what gc must leave alone meanwhile.
 
-What a writer is going to use, it first writes into its `pins` (ids and digests, one a line) under the shared store
-lock, and then looks whether it is there; gc reads the pins under the exclusive lock. The folder itself is locked as
-long as its writer lives; those of dead writers are removed by the next one.
+A writer first writes what it is going to use into its `pins` (ids and digests, one a line) under the shared store
+lock, and then checks that it exists; gc reads the pins under the exclusive lock. The folder itself is locked as long
+as its writer lives; the next writer removes those of dead ones.
 """
 
 import os
@@ -29,7 +29,7 @@ def shared_store_lock(layout: StoreLayout, actor: Actor) -> Lock:
 
 
 def exclusive_store_lock(layout: StoreLayout, actor: Actor) -> Lock:
-    """Nobody commits, looks for what to use again, or unlinks until this is released."""
+    """No process commits, looks for blocks to reuse, or deletes until this is released."""
     return Lock(layout.lock("store"), "the store", actor.via).acquire(shared=False, wait=INTERNAL_WAIT)
 
 
@@ -40,7 +40,7 @@ class Staging:
         self.bytes_written = 0
         self._layout = layout
         self._actor = actor
-        self._staged: dict[Path, Path] = {}  # where a file will stand → where it stands now
+        self._staged: dict[Path, Path] = {}  # final path → staged path
         sweep(layout)
         self.folder, self._descriptor = _new_folder(layout)
 
@@ -60,7 +60,7 @@ class Staging:
             files.append(self.folder / "pins", lines.encode(), flush=False)
 
     def put(self, target: Path, found: FileDigest, buffers: Sequence[Buffer], mode: int = 0o600) -> bool:
-        """Stage a file that will stand at `target`; False where exactly that one is in place, or staged, already.
+        """Stage a file for `target`; False where exactly that file is in place or staged already.
 
         A damaged one is replaced when this is placed.
         """
@@ -101,7 +101,7 @@ def _new_folder(layout: StoreLayout) -> tuple[Path, int]:
 
 
 def sweep(layout: StoreLayout) -> None:
-    """Remove the staging folders of writers that have died: nobody holds their locks."""
+    """Remove the staging folders of dead writers: their locks are free."""
     for folder in layout.staging.iterdir():
         descriptor = lock_folder(folder)
         if descriptor is not None:

@@ -27,7 +27,7 @@ from kvstore.format.references import named_by
 
 
 class AgentHold:
-    """The exclusive right to change one agent. `agent` is None as long as there is none of that name."""
+    """The exclusive right to change one agent. `agent` is None as long as no agent has that name."""
 
     def __init__(self, name: str, agent: AgentRef | None, lock: Lock) -> None:
         self.name = name
@@ -136,7 +136,7 @@ class Transaction:
         """Make `manifest` the head of the held agent, in the place of the state `before` (None: of a new agent).
 
         `snapshots` are those that a new agent brings with it. Returns the head's digest. Raises ConflictError where the
-        head is another one, DamageError where a file that is used again has gone, NoSpaceError. Whatever it raises, the
+        head is another one, DamageError where a reused file was deleted, NoSpaceError. Whatever it raises, the
         head is the old state or the new one.
         """
         self._check(hold, manifest)
@@ -209,7 +209,7 @@ class Transaction:
         note: str | None,
         snapshots: Sequence[SnapshotRef],
     ) -> AgentRef:
-        """Compare and swap the ref, the intent first; snapshots before it, since nobody sees them without the agent."""
+        """Compare and swap the ref, the intent first; snapshots before it, invisible without the agent."""
         current = refs.read_agent(self._layout, name)
         if (current.manifest if current else None) != before:
             raise ConflictError(f"the head of agent {name} has moved", "look at it with `amem inspect`, and try again")

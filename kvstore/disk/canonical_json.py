@@ -1,4 +1,4 @@
-"""Small JSON documents: refs, domains, format.json and journal lines, as canonical bytes."""
+"""JSON with canonical bytes, and lenient reading of small objects: lock notes, headers, certificates."""
 
 import json
 from typing import Any
@@ -9,10 +9,21 @@ def dump(values: dict[str, Any]) -> bytes:
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def load(data: bytes) -> dict[str, Any] | None:
-    """The object that `data` holds, or None where it holds none."""
+def loads(data: bytes) -> Any:
+    """The JSON value in `data`. Raises ValueError, for a lone surrogate and for deep nesting too."""
     try:
         values = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if b"\\u" in data:  # an escaped lone surrogate cannot be written again
+        json.dumps(values, ensure_ascii=False).encode()
+    return values
+
+
+def load(data: bytes) -> dict[str, Any] | None:
+    """The object in `data`, or None where it holds none."""
+    try:
+        values = loads(data)
     except ValueError:
         return None
     return values if isinstance(values, dict) else None

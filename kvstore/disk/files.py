@@ -25,7 +25,7 @@ _MAX_BUFFERS = 512  # below every system's IOV_MAX
 
 
 def explain(error: OSError, step: str, path: Path) -> AmemError:
-    """What the user is told when `step` on `path` failed with `error`."""
+    """The error that the user sees when `step` on `path` failed with `error`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpaceError(f"no space left to {step} {path}", "free some space, or run `amem gc`")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -1,6 +1,6 @@
 """Kernel locks on files that are never unlinked: they end with their process, so none is ever stale.
 
-The holder writes who it is into the lock file, for the message of whoever waits in vain.
+The holder writes its process and command into the lock file, for the message of a process that waits in vain.
 """
 
 import fcntl

@@ -1,0 +1,1 @@
+"""What each file of a store holds, and the tables of its kinds. Nothing here changes a file."""

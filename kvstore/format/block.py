@@ -9,7 +9,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,16 @@ _LEAD = b'{"__metadata__":'
 
 
 @dataclass(frozen=True)
-class BlockHeader:
+class Header:
+    """What a block or a tail says of itself, as the metadata of its file."""
+
+    def metadata(self) -> dict[str, str]:
+        """The fields as text."""
+        return {field.name: str(getattr(self, field.name)) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class BlockHeader(Header):
     """What a block says of itself. `parent_key` is "" at position 0."""
 
     domain: str
@@ -42,12 +51,9 @@ class BlockHeader:
     parent_key: str
     format: int = 1
 
-    def metadata(self) -> dict[str, str]:
-        return {name: str(value) for name, value in asdict(self).items()}
-
 
 @dataclass(frozen=True)
-class TailHeader:
+class TailHeader(Header):
     """What a tail says of itself: it holds `tokens` tokens from `position` on."""
 
     domain: str
@@ -57,9 +63,6 @@ class TailHeader:
     position: int
     tokens: int
     format: int = 1
-
-    def metadata(self) -> dict[str, str]:
-        return {name: str(value) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ msgspec decodes a document in one step and checks each field's type and bounds o
 are refused. An object in memory is not checked: the code that makes it is.
 """
 
-import json
 import re
 from typing import Annotated, Any, TypeVar
 
@@ -12,7 +11,7 @@ from msgspec import DecodeError, Meta, Struct, ValidationError, convert, to_buil
 from msgspec.json import decode
 from msgspec.structs import replace
 
-from kvstore.disk.canonical_json import dump
+from kvstore.disk.canonical_json import dump, loads
 
 __all__ = [
     "Count",
@@ -65,18 +64,11 @@ def parse(data: bytes, kind: type[D]) -> D:
         raise
     except (DecodeError, RecursionError):
         # version 0.1.0 could write a sampling temperature as `Infinity`, which is no JSON
-        return _parse_leniently(data, kind)
-
-
-def _parse_leniently(data: bytes, kind: type[D]) -> D:
-    try:
-        return convert(json.loads(data), type=kind)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        return convert(loads(data), type=kind)
 
 
 def from_values(values: dict[str, Any], kind: type[D]) -> D:
-    """The document that JSON values stand for. Raises ValueError as `parse` does."""
+    """The document with these JSON values. Raises ValueError as `parse` does."""
     return convert(values, type=kind)
 
 

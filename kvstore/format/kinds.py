@@ -105,5 +105,5 @@ def name_at(path: Path) -> str:
 
 
 def matches(found: StoredObject, data: bytes) -> bool:
-    """Whether bytes are those that the name of an object stands for."""
+    """Whether bytes have the SHA-256 that names the object."""
     return hashlib.sha256(data).hexdigest() == found.sha256

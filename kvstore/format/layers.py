@@ -112,7 +112,7 @@ class WindowKind(LayerKind):
 
 
 class RecurrentKind(LayerKind):
-    """Recurrent layers: no keys and values but a state, in full precision, that stands for all tokens before it."""
+    """Recurrent layers: no keys and values but a state, in full precision, of all tokens before it."""
 
     name = "recurrent"
     is_listed_in_pages = False
@@ -190,7 +190,7 @@ def recent_parts(group: LayerGroup, tokens: int) -> list[Part]:
 
 
 def state_parts(group: LayerGroup) -> list[Part]:
-    """The states of all layers of one layer group; none but for recurrent layers."""
+    """The states of all layers of one layer group; only recurrent layers have any."""
     return group.layer_kind.state_parts(group)
 
 

@@ -35,7 +35,7 @@ _OBJECTS = {kind.name for kind in OBJECT_KINDS}
 
 @dataclass(frozen=True)
 class Policy:
-    """What is to stay: states of an agent before its head, bytes of all objects together, seconds without use."""
+    """What to keep: states of an agent before its head, bytes of all objects together, seconds without use."""
 
     keep_history: int = KEEP_HISTORY
     max_bytes: int | None = None
@@ -65,7 +65,7 @@ class GCResult:
 
     @property
     def complete(self) -> bool:
-        """Whether everything that was to go has gone."""
+        """Whether everything was deleted and evicted as asked."""
         return not self.over_limit and not self.failed
 
 

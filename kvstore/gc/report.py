@@ -25,7 +25,7 @@ Action = Literal["deleted", "evicted", "kept", "failed"]
 class Collected:
     """What gc did with an object, a folder, an agent or a foreign file.
 
-    `reason` says why: history (before the kept states), evicted, removed (its agent is gone), unnamed (by any state: a
+    `reason` says why: history (before the kept states), evicted, removed (with its agent), unnamed (by any state: a
     commit was cut off), dead-writer, empty, unused (hence an eviction), in-use, foreign, or why it failed. `held_by`:
     the refs that keep a part of an evicted agent, or what uses it.
     """

@@ -35,7 +35,7 @@ class Sweep:
         self.deleted: set[Located] = set()
         self.pinned: set[Located] = set()
         self.failed: dict[Path, str] = {}  # → why
-        self.removed: dict[Path, int] = {}  # domains, dead writers, orphans → their bytes but for objects
+        self.removed: dict[Path, int] = {}  # domains, dead writers, orphans → their bytes without objects
         self._store = store
         self._layout = store.layout
         self._plan = plan

@@ -1,4 +1,4 @@
-"""What is on disk: the objects of a domain, and what does not belong into a store."""
+"""What is on disk: the objects of a domain, and what does not belong in a store."""
 
 import os
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def domain_folders(layout: StoreLayout) -> list[str]:
 
 
 def foreign_files(layout: StoreLayout) -> list[Path]:
-    """What is beside a store's own files and folders, and beside its domains."""
+    """Files and folders that are not the store's own, at its top and among its domains."""
     known = {path.relative_to(layout.root).parts[0] for path in layout.folders()}
     known |= {path.name for path in (layout.format, layout.journal, layout.index, layout.ballast)}
     known.add(f"{layout.index.name}-journal")

@@ -26,7 +26,7 @@ class Side:
     codec: Codec
     blocks: int  # that the other one does not have
     bytes: int  # of those
-    turn: TurnAt | None  # the one that holds the first token that differs; None where there is no such token
+    turn: TurnAt | None  # that holds the first token that differs; None where no token does
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What happened to an agent, to a domain and to a store, told from manifests and the journal. Nothing here writes.
+"""The history of agents, of a domain and of a store, from manifests and the journal. Nothing here writes.
 
 A commit is one state of an agent's history, newest first, as far as gc has kept it. The turns of a commit are those
-that the state it goes on from does not have: after a restore or a fork there are none.
+that the state it continues does not have: a restore and a fork have none.
 """
 
 from collections import defaultdict
@@ -13,14 +13,13 @@ from pathlib import Path
 
 from kvstore.commit.journal import NO_LINE, Entry, read_journal
 from kvstore.errors import DamageError
-from kvstore.format.manifest import Manifest, Turn
+from kvstore.format.manifest import TAKES_OVER, Manifest, Turn
 from kvstore.format.records import AgentRef
 from kvstore.history.resolve import lineage
 from kvstore.naming import Ref
 from kvstore.reader import Reader
 
 REF_DIGITS = 16  # of a digest, in a REF that is shown
-TAKEN_OVER = ("fork", "restore", "import")  # ops whose state goes on from the one that it `resumes`
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Chronicle:
         for snapshot in self._reader.snapshots(agent.name):
             snapshots[snapshot.manifest].append(snapshot.name)
         for digest, manifest in lineage(self._reader, agent):
-            taken = manifest.resumes if manifest.op in TAKEN_OVER else None
+            taken = manifest.resumes if manifest.op in TAKES_OVER else None
             before = self._kept(manifest.domain, taken or manifest.previous)
             yield Commit(
                 agent=agent.name,
@@ -115,7 +114,7 @@ def _added(manifest: Manifest, before: Manifest | None) -> tuple[Turn, ...]:
 
 
 def _notes(journal: Path) -> dict[tuple[str, str], str]:
-    """What `--note` said of states, by agent id and digest. A damaged journal keeps nobody from reading a history."""
+    """What `--note` said of states, by agent id and digest. A damaged journal does not prevent reading a history."""
     notes: dict[tuple[str, str], str] = {}
     with suppress(DamageError):
         for entry in read_journal(journal):

@@ -1,0 +1,1 @@
+"""Removal of agents, snapshots and domains, and certificates of erasure."""

@@ -57,7 +57,7 @@ class Removal:
 
     @property
     def complete(self) -> bool:
-        """Whether everything that was to go is gone."""
+        """Whether everything was removed as asked."""
         return not any(found.action in ("kept", "failed") for found in self.objects)
 
     def bytes_of(self, action: Action) -> int:

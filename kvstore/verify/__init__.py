@@ -1,0 +1,1 @@
+"""Verification of a store. Begin with `verify.py`."""

@@ -10,7 +10,7 @@ Depth = Literal["quick", "checksums", "deep"]
 
 @dataclass(frozen=True)
 class Checks:
-    """What to check. `agents`: only what these lead to; `depth` None: no states."""
+    """What to check. `agents`: only what these need; `depth` None: no states."""
 
     depth: Depth | None = "checksums"
     isolation: bool = True

@@ -21,10 +21,10 @@ from kvstore.graph.objects import domain_folders, foreign_files, list_domain, st
 from kvstore.graph.roots import Root, find_orphans, read_root, ref_paths
 from kvstore.store import Store
 from kvstore.verify import boundaries
-from kvstore.verify.chain import Told, check_journal
 from kvstore.verify.checks import Checks, Report
 from kvstore.verify.claims import claims
 from kvstore.verify.findings import Findings
+from kvstore.verify.journal import JournalState, check_journal
 from kvstore.verify.states import StateCheck
 
 
@@ -56,14 +56,22 @@ class _Verification:
         started = timestamp()
         layout, checks = self._store.layout, self._checks
         index_read = self._check_files() if checks.depth or checks.isolation else False
-        told = check_journal(layout, checks.journal_head, self._findings) if checks.journal else Told()
+        journal = check_journal(layout, checks.journal_head, self._findings) if checks.journal else JournalState()
         findings = self._findings.all(self._store)
         proven, not_proven = claims(checks, findings, index_read)
-        digest = self._hasher.hexdigest()
-        counts = (self._checked, self._bytes)
-        told_of = (told.lines, told.digest)
-        ends = (started, timestamp())
-        return Report(tuple(findings), *counts, proven, not_proven, self._store.id, *ends, digest, *told_of)
+        return Report(
+            findings=tuple(findings),
+            checked=self._checked,
+            bytes=self._bytes,
+            proven=proven,
+            not_proven=not_proven,
+            store_id=self._store.id,
+            started=started,
+            finished=timestamp(),
+            objects_digest=self._hasher.hexdigest(),
+            journal_lines=journal.lines,
+            journal_head=journal.digest,
+        )
 
     def _check_files(self) -> bool:
         """All domains and what is beside them. Returns whether the index could be read."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from amem_cli.batch.order import Order
-from amem_cli.batch.requests import Request, TextOf, parse, read_object
+from amem_cli.batch.requests import Chat, Request, TextOf, parse, read_object
 from kvstore.errors import UsageError
 from kvstore.naming import Ref
 
@@ -54,23 +54,14 @@ def test_what_is_no_request_is_told_without_its_text(line: bytes, says: str) -> 
 def test_a_line_is_read_whole() -> None:
     values = chat("1", "a", ["He says: ", {"text_of": "0"}, "!"], after="z", stop="END", temp=1, seed=7, phase="p")
     request = parse(3, read_object(json.dumps(values).encode()))
-    assert request == Request(
-        line=3,
-        id="1",
-        op="chat",
-        agent=Ref("a"),
-        text=("He says: ", TextOf("0"), "!"),
-        phase="p",
-        max_tokens=4,
-        temp=1.0,
-        seed=7,
-        stop=("END",),
-        after=("z",),
-    )
+    text = ("He says: ", TextOf("0"), "!")
+    asked = Chat(id="1", agent="a", message=text, phase="p", max_tokens=4, temp=1.0, seed=7, stop="END", after="z")
+    assert request == Request(3, "chat", asked, Ref("a"), text=text, after=("z",))
+    assert (request.id, request.phase) == ("1", "p")
     assert request.needs == ("z", "0")
-    assert request.said({"0": "yes"}) == "He says: yes!"
+    assert request.resolved_text({"0": "yes"}) == "He says: yes!"
     with pytest.raises(UsageError, match="'0' gives no text"):
-        request.said({})
+        request.resolved_text({})
 
 
 def order_of(*requests: Line) -> Order:

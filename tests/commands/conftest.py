@@ -1,12 +1,8 @@
-"""Runs the real command in a process of its own, on real stores whose agents hold a few small blocks."""
+"""Runs the real command, on real stores whose agents hold a few small blocks."""
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -19,19 +15,12 @@ from kvstore.format.manifest import ModelIdentity, Turn
 from kvstore.format.parts import BLOCK_TOKENS, Part
 from kvstore.naming import new_id
 from kvstore.store import Store
+from tests.support.running.amem import Amem, Done, in_own_process, in_this_process
 
 GROUP = LayerGroup("full-0", "full", (0, 1), kv_heads=1, key_dim=64, value_dim=64)
 CODEC = CODECS[DEFAULT_CODEC]
 MODEL = ModelIdentity("tiny", "f" * 32, {"weights": "1" * 32, "config": "2" * 32})
 ACTOR = Actor.here("test", "0")
-
-
-class Amem(Protocol):
-    """Runs `amem` with these arguments; `stdin` None is /dev/null."""
-
-    def __call__(
-        self, *arguments: str, stdin: bytes | None = None, env: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]: ...
 
 
 @pytest.fixture
@@ -45,18 +34,20 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def amem(environment: dict[str, str], tmp_path: Path) -> Amem:
-    def run(
-        *arguments: str, stdin: bytes | None = None, env: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "amem_cli", *arguments],
-            input=stdin or b"",
-            capture_output=True,
-            env={**environment, **(env or {})},
-            cwd=tmp_path,
-            timeout=120,
-        )
-        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    """`amem` in this process: for all that a command reads, writes and answers."""
+
+    def run(*arguments: str, stdin: bytes | None = None, env: dict[str, str] | None = None) -> Done:
+        return in_this_process(*arguments, stdin=stdin or b"", env={**environment, **(env or {})}, cwd=tmp_path)
+
+    return run
+
+
+@pytest.fixture
+def amem_process(environment: dict[str, str], tmp_path: Path) -> Amem:
+    """`amem` in a process of its own: where the process is the point."""
+
+    def run(*arguments: str, stdin: bytes | None = None, env: dict[str, str] | None = None) -> Done:
+        return in_own_process(*arguments, stdin=stdin or b"", env={**environment, **(env or {})}, cwd=tmp_path)
 
     return run
 
@@ -68,11 +59,6 @@ def store(tmp_path: Path) -> Store:
     put_state(made, "a", range(300))
     put_state(made, "a", range(700))
     return made
-
-
-def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """The JSON objects of standard output; every line must be one."""
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def put_state(store: Store, name: str, tokens: Sequence[int], complete: bool = True) -> str:

@@ -1,15 +1,11 @@
 """`amem batch` as a script drives it: lines in, lines out, in any order, each with its own end."""
 
 import json
-import os
-import pty
 import re
 import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,10 @@ import pytest
 
 from kvstore.naming import Ref
 from kvstore.store import Store
-from tests.commands.conftest import ACTOR, Amem, lines
+from tests.commands.conftest import ACTOR
+from tests.support.running import children
+from tests.support.running.amem import COMMAND, Amem, lines
+from tests.support.running.terminal import Terminal
 from tests.support.tiny import make_tiny_model
 
 Line = dict[str, Any]
@@ -84,7 +83,7 @@ def test_a_debate_is_one_file(amem: Amem, model: Path, environment: dict[str, st
 
 
 def test_the_debate_of_the_documents(amem: Amem, model: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "batch.md"
+    page = Path(__file__).parents[2] / "docs" / "howto" / "batch.md"
     [debate] = re.findall(r"^```jsonl\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
     done = amem("batch", "-", "--model", str(model), stdin=debate.encode())
     *turns, result = lines(done)
@@ -177,6 +176,12 @@ def test_a_turn_too_large_for_memory_and_one_whose_time_is_over(amem: Amem, mode
     assert found["next"]["state"] == "skipped"
 
 
+def start(environment: dict[str, str], model: Path, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """`amem batch` with lines on its standard input."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
+    return children.start(*COMMAND, "batch", "-", "--model", model, bufsize=0, env=environment, **pipes)
+
+
 def test_a_decode_step_that_fails_is_a_warning_without_text(model: Path, environment: dict[str, str]) -> None:
     planted = """
 import sys
@@ -189,21 +194,15 @@ sys.argv = ["amem", "batch", "-", "--model", sys.argv[1]]
 run()
 """
     requests = ndjson(prefill("a"), prefill("b"), chat("one", "a", max_tokens=60), chat("two", "b", max_tokens=60))
-    arguments = [sys.executable, "-c", planted, str(model)]
-    done = subprocess.run(arguments, input=requests, env=environment, capture_output=True, timeout=120)
+    done = children.run(sys.executable, "-c", planted, model, stdin=requests, env=environment)
     result = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 0 and result["done"] == 4 and result["row_by_row_steps"] > 1
-    assert done.stderr.decode().count("failed (RuntimeError)") == 1 and b"secret" not in done.stderr + done.stdout
+    assert done.stderr.count("failed (RuntimeError)") == 1 and "secret" not in done.stderr + done.stdout
 
 
 @pytest.fixture
-def coprocess(model: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "amem_cli", "batch", "-", "--model", str(model)]
-    with subprocess.Popen(
-        command, bufsize=0, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        yield process
-        process.kill()
+def coprocess(model: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return start(environment, model)
 
 
 def ask(process: subprocess.Popen[bytes], request: Line) -> None:
@@ -215,7 +214,7 @@ def ask(process: subprocess.Popen[bytes], request: Line) -> None:
 def answer(process: subprocess.Popen[bytes]) -> Line:
     """The next line; it must come without any further input."""
     assert process.stdout is not None
-    found, _, _ = select.select([process.stdout], [], [], 60)
+    found, _, _ = select.select([process.stdout], [], [], children.LIMIT)
     assert found, "no answer came"
     line: Line = json.loads(process.stdout.readline())
     return line
@@ -233,7 +232,7 @@ def test_a_script_asks_and_is_answered_line_by_line(coprocess: subprocess.Popen[
     assert [answer(coprocess)["state"] for _ in range(2)] == ["failed", "skipped"]
     assert coprocess.stdin is not None
     coprocess.stdin.close()
-    assert (answer(coprocess)["type"], coprocess.wait(60)) == ("result", 3)
+    assert (answer(coprocess)["type"], coprocess.wait(children.LIMIT)) == ("result", 3)
 
 
 def test_bash_drives_it_as_a_coprocess(model: Path, environment: dict[str, str]) -> None:
@@ -248,32 +247,34 @@ def test_bash_drives_it_as_a_coprocess(model: Path, environment: dict[str, str])
         cat <&"$out"
     """
     variables = {**environment, "PYTHON": sys.executable, "MODEL": str(model)}
-    done = subprocess.run(["bash", "-c", script], env=variables, capture_output=True, timeout=120)
+    done = children.run("bash", "-c", script, env=variables)
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line.get("id", line["type"]) for line in told] == ["1", "2", "result"], done.stderr
     assert told[-1]["ok"] is True
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_commits_what_is_said(
-    coprocess: subprocess.Popen[bytes], signum: signal.Signals, environment: dict[str, str]
-) -> None:
-    for request in (prefill("a"), prefill("b")):
-        ask(coprocess, request)
-    before = {line["agent"]: line for line in (answer(coprocess), answer(coprocess))}
-    for request in (
-        chat("1", "a", max_tokens=100_000),
-        chat("2", "b", max_tokens=100_000),
-        chat("3", "a"),
-        chat("4", "b", after=["nobody"]),
-    ):
-        ask(coprocess, request)
-    time.sleep(1)
-    coprocess.send_signal(signum)
-    told = {line["id"]: line for line in (answer(coprocess) for _ in range(4))}
-    assert {line["state"] for line in told.values()} == {"interrupted"}
-    assert {line["exit"] for line in told.values()} == {128 + signum}
-    assert (answer(coprocess)["interrupted"], coprocess.wait(60)) == (4, -signum)
+def test_a_signal_commits_what_is_said(model: Path, signum: signal.Signals, environment: dict[str, str]) -> None:
+    with Terminal() as terminal:
+        process = start({**environment, "TERM": "xterm"}, model, stderr=terminal.device)
+        terminal.hand_over()
+        for request in (prefill("a"), prefill("b")):
+            ask(process, request)
+        before = {line["agent"]: line for line in (answer(process), answer(process))}
+        for request in (
+            chat("1", "a", max_tokens=100_000),
+            chat("2", "b", max_tokens=100_000),
+            chat("3", "a"),
+            chat("4", "b", after=["nobody"]),
+        ):
+            ask(process, request)
+        terminal.wait_for(rb"\ba +answering")
+        terminal.wait_for(rb"\bb +answering")
+        process.send_signal(signum)
+        told = {line["id"]: line for line in (answer(process) for _ in range(4))}
+        assert {line["state"] for line in told.values()} == {"interrupted"}
+        assert {line["exit"] for line in told.values()} == {128 + signum}
+        assert (answer(process)["interrupted"], process.wait(children.LIMIT)) == (4, -signum)
     store = Store.open(Path(environment["AMEM_STORE"]), ACTOR)
     for key, agent in (("1", "a"), ("2", "b")):
         manifest = store.resolve(Ref(agent)).manifest
@@ -290,7 +291,7 @@ def test_a_closed_output_ends_it_and_loses_nothing(
     coprocess.stdout.close()
     ask(coprocess, chat("1", "a"))
     ask(coprocess, chat("2", "a", max_tokens=100_000))
-    assert coprocess.wait(60) == -signal.SIGPIPE
+    assert coprocess.wait(children.LIMIT) == -signal.SIGPIPE
     assert Store.open(Path(environment["AMEM_STORE"]), ACTOR).resolve(Ref("a")).manifest.op == "chat"
 
 
@@ -298,28 +299,17 @@ def test_a_terminal_shows_a_table_and_lines_stay_whole(model: Path, environment:
     """Standard error is a terminal; standard output is a pipe, or that terminal as well."""
     path = Path(environment["HOME"], "turns.jsonl")
     path.write_bytes(ndjson(prefill("talker"), chat("1", "talker", max_tokens=200), chat("2", "talker")))
-    command = [sys.executable, "-m", "amem_cli", "batch", str(path), "--model", str(model)]
+    command = (*COMMAND, "batch", path, "--model", model)
     for shared in (False, True):
-        leader, follower = pty.openpty()
-        output = follower if shared else subprocess.PIPE
-        with subprocess.Popen(command, env={**environment, "TERM": "xterm"}, stdout=output, stderr=follower) as process:
-            os.close(follower)
-            shown = read_all(leader)
+        with Terminal() as terminal:
+            output = terminal.device if shared else subprocess.PIPE
+            env = {**environment, "TERM": "xterm"}
+            process = children.start(*command, env=env, stdout=output, stderr=terminal.device)
+            terminal.hand_over()
             piped = process.stdout.read() if process.stdout else b""
-        assert process.returncode == 0
+            shown = terminal.rest()
+            assert process.wait(children.LIMIT) == 0
         assert b"TOKENS/S" in shown and b"talker" in shown
         whole = [line for line in (shown if shared else piped).splitlines() if line.startswith(b'{"type":"result"')]
         assert len(whole) == 1 and json.loads(whole[0])["done"] == 3
         assert shared or all(json.loads(line) for line in piped.splitlines())
-
-
-def read_all(descriptor: int) -> bytes:
-    """What a terminal shows until its last writer is gone."""
-    shown = b""
-    try:
-        while data := os.read(descriptor, 65536):
-            shown += data
-    except OSError:  # how Linux says that nobody has it open any more
-        pass
-    os.close(descriptor)
-    return shown

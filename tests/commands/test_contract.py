@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvstore.store import Store
-from tests.commands.conftest import Amem, lines
+from tests.support.running.amem import Amem, lines
 from tools import manual, shells
 from tools.tree import Command, root
 

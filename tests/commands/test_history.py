@@ -9,9 +9,10 @@ from amem_cli.engine.models.fingerprint import identify
 from kvstore.lifecycle import fork, snapshot
 from kvstore.naming import Ref, parse_ref
 from kvstore.store import Store
-from tests.commands.conftest import ACTOR, Amem, lines, put_state
+from tests.commands.conftest import ACTOR, put_state
 from tests.commands.test_main import HEAVY, loaded
 from tests.commands.test_states import files_below
+from tests.support.running.amem import Amem, lines
 from tests.support.tiny import make_tiny_model
 
 COMMIT_KEYS = (
@@ -103,8 +104,8 @@ def test_diff_tells_where_states_part(amem: Amem) -> None:
     assert (done.returncode, result["common_tokens"], result["parted_at"]) == (0, 300, 300)
     assert (result["shared_blocks"], result["a"]["own_blocks"], result["b"]["own_blocks"]) == (1, 0, 1)
     assert (result["a"]["turn"], result["b"]["turn"]) == (None, {"index": 0, "role": "user", "label": None})
-    assert "part at token 300" in amem("diff", "a~1", "a").stdout
-    assert "the same 700" in amem("diff", "a", "a").stdout
+    assert "diverge at token 300" in amem("diff", "a~1", "a").stdout
+    assert "identical, 700 in all" in amem("diff", "a", "a").stdout
 
 
 def test_diff_of_domains_and_models(amem: Amem, store: Store) -> None:

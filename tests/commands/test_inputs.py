@@ -1,35 +1,27 @@
 """What becomes of messages, files and standard input, in the real command and before any model is loaded."""
 
 import json
-import os
-import pty
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Amem, lines
-
-ASK = """
-import json, sys
-from amem_cli import inputs
+from amem_cli.shell import inputs
 from kvstore.errors import AmemError
-kind, message, *files = json.loads(sys.argv[1])
-try:
-    text = inputs.chat_text(message, files) if kind == "chat" else inputs.prefill_text(files)
-    print(json.dumps([text, sys.stdin.buffer.read().decode()]))
-except AmemError as error:
-    print(json.dumps([error.exit_code, error.message]))
-"""
+from tests.support.running import children
+from tests.support.running.amem import COMMAND, Amem, lines, streams
+from tests.support.running.terminal import Terminal
 
 
 def ask(kind: str, message: str | None, *files: object, stdin: bytes = b"") -> tuple[str | int, str]:
     """The text that a command makes of its arguments, and what it leaves on standard input; or code and message."""
-    request = json.dumps([kind, message, *map(str, files)])
-    done = subprocess.run([sys.executable, "-c", ASK, request], input=stdin, capture_output=True, timeout=60)
-    first, second = json.loads(done.stdout)
-    return first, second
+    names = [*map(str, files)]
+    with streams(stdin):
+        try:
+            text = inputs.chat_text(message, names) if kind == "chat" else inputs.prefill_text(names)
+        except AmemError as error:
+            return error.exit_code, error.message
+        return text, sys.stdin.buffer.read().decode()
 
 
 @pytest.fixture
@@ -118,26 +110,21 @@ def test_nothing_is_made_when_the_request_is_wrong(amem: Amem, tmp_path: Path) -
 
 
 def test_a_message_that_is_not_utf8_is_refused(environment: dict[str, str]) -> None:
-    command = [sys.executable.encode(), b"-m", b"amem_cli", b"chat", b"a", b"\xff"]
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+    done = children.run(*COMMAND, "chat", "a", b"\xff", env=environment)
     assert done.returncode == 2
-    assert b"not UTF-8" in done.stderr
+    assert "not UTF-8" in done.stderr
 
 
 def test_a_file_name_that_is_not_utf8_still_makes_json(environment: dict[str, str]) -> None:
-    command = [sys.executable.encode(), b"-m", b"amem_cli", b"--json", b"prefill", b"a", b"\xff.txt"]
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=60)
+    done = children.run(*COMMAND, "--json", "prefill", "a", b"\xff.txt", env=environment)
     assert done.returncode == 4
     assert json.loads(done.stdout)["exit"] == 4
 
 
 @pytest.mark.usefixtures("store")
 def test_a_terminal_without_a_message_and_json_is_refused(environment: dict[str, str]) -> None:
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "amem_cli", "chat", "a", "--json"]
-    done = subprocess.run(command, env=environment, stdin=slave, capture_output=True, timeout=60)
-    os.close(master)
-    os.close(slave)
+    with Terminal() as terminal:
+        done = children.run(*COMMAND, "chat", "a", "--json", env=environment, stdin=terminal.device)
     assert done.returncode == 2
     assert json.loads(done.stdout)["code"] == "usage"
 

@@ -1,6 +1,5 @@
 """`inspect` of stores, domains, states and digests on real stores, and its `--text` with a real tokenizer."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,9 @@ from kvstore.disk import files
 from kvstore.format.kinds import BLOCK, MANIFEST, PAGE
 from kvstore.naming import Ref
 from kvstore.store import Store
-from tests.commands.conftest import Amem, lines, put_state
-from tests.shell.test_output import on_terminal
+from tests.commands.conftest import put_state
+from tests.support.running.amem import COMMAND, Amem, lines
+from tests.support.running.terminal import on_terminal
 from tests.support.tiny import make_tiny_model
 
 PROMPT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhel\x1b[31mlo"
@@ -44,7 +44,7 @@ def test_a_domain_has_its_agents(amem: Amem, store: Store) -> None:
     store.create_domain("Empty")
     empty = amem("inspect", "--domain", "Empty")
     assert (empty.returncode, empty.stdout) == (0, "")
-    assert "no agent in domain Empty" in empty.stderr
+    assert "no agents in domain Empty" in empty.stderr
     assert amem("inspect", "--domain", "none").returncode == 4
     assert amem("inspect", "b", "--domain", domain).returncode == 4
     assert amem("inspect", "a", "--domain", domain).returncode == 0
@@ -126,14 +126,14 @@ def test_text_is_what_was_said_and_raw_the_prompt(
     assert (user["role"], user["text"], result["turns"]) == ("user", "hel\x1b[31mlo", 2)
     assert amem("inspect", "t", "--text", "--raw").stdout == f"{PROMPT}\n"
     assert lines(amem("inspect", "t", "--text", "--raw", "--json"))[-1]["text"] == PROMPT
-    shown = on_terminal(sys.executable, "-m", "amem_cli", "inspect", "t", "--text", "--raw", env=environment)
+    shown = on_terminal(*COMMAND, "inspect", "t", "--text", "--raw", env=environment)
     assert "\x1b" not in shown
     assert "hel\\x1b[31mlo" in shown
 
 
 @pytest.mark.usefixtures("store")
 def test_a_table_that_does_not_fit_becomes_paragraphs(environment: dict[str, str]) -> None:
-    command = (sys.executable, "-m", "amem_cli", "inspect")
+    command = (*COMMAND, "inspect")
     narrow = on_terminal(*command, env={**environment, "COLUMNS": "50"}).replace("\r", "").splitlines()
     assert narrow[:3] == ["a", "  MODEL    tiny", "  TOKENS   700"]
     wide = on_terminal(*command, env={**environment, "COLUMNS": "120"})

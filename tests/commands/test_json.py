@@ -8,7 +8,9 @@ from pathlib import Path
 
 from amem_cli.commands.demo import DemoFigures
 from kvstore.store import Store
-from tests.commands.conftest import Amem, lines, put_state
+from tests.commands.conftest import put_state
+from tests.support.running.amem import Amem, lines
+from tools.tree import root
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
 _ROW = re.compile(r"^\| `(amem [^`]+)` \| `([a-z-]+)` \| ([^|]+) \|$", re.M)
@@ -76,6 +78,13 @@ def seen(amem: Amem, arguments: str) -> dict[str, list[str]]:
 def test_the_page_tells_every_command() -> None:
     assert set(told()) == WITHOUT_MODEL.keys() | WITH_MODEL.keys() | {"amem demo"}
     assert told()["amem demo"]["result"] == [*ALWAYS["result"], *(field.name for field in fields(DemoFigures))]
+
+
+def test_every_command_has_a_row_on_the_page() -> None:
+    leaves = {command.name for command in root().all() if not command.commands}
+    rows = {command.removeprefix("amem ") for command in told()}
+    missing = {name for name in leaves if not any(f"{row} ".startswith(f"{name} ") for row in rows)}
+    assert missing == {"batch"}  # docs/howto/batch.md
 
 
 def test_commands_without_a_model(amem: Amem, store: Store, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections import Counter
 from importlib import import_module
@@ -16,10 +15,12 @@ from typer.main import get_command
 
 import amem_cli.commands
 from amem_cli.main import COMMANDS
-from amem_cli.shell.failures import expected
+from amem_cli.shell.error_boundary import to_amem_error
 from kvstore import errors
 from kvstore.store import Store
-from tests.commands.conftest import ACTOR, Amem, lines
+from tests.commands.conftest import ACTOR
+from tests.support.running import children
+from tests.support.running.amem import COMMAND, Amem, lines
 
 HEAVY = ("mlx", "mlx_lm", "transformers", "numpy", "huggingface_hub", "pydantic")
 LOADED = """
@@ -52,7 +53,7 @@ def loaded(environment: dict[str, str], tmp_path: Path, *arguments: str) -> set[
     """The modules that a run of `amem` imports."""
     report = tmp_path / "modules"
     code = LOADED.format(report=str(report))
-    subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, timeout=60)
+    children.run(sys.executable, "-c", code, *arguments, env=environment)
     return set(report.read_text().split())
 
 
@@ -87,13 +88,13 @@ def test_exit_codes_are_unique_and_documented() -> None:
     ],
 )
 def test_expected_failures_have_their_code(caught: Exception, code: int) -> None:
-    error = expected(caught)
+    error = to_amem_error(caught)
     assert error is not None
     assert error.exit_code == code
 
 
 def test_a_bug_is_no_expected_failure() -> None:
-    assert expected(KeyError("x")) is None
+    assert to_amem_error(KeyError("x")) is None
 
 
 @pytest.mark.parametrize(
@@ -197,8 +198,8 @@ main.run()
 
 
 def test_a_bug_leaves_a_report_without_what_was_said(environment: dict[str, str], tmp_path: Path) -> None:
-    command = [sys.executable, "-c", BUG]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    command = (sys.executable, "-c", BUG)
+    done = children.run(*command, env=environment)
     assert done.returncode == 1
     assert "this is a bug: KeyError" in done.stderr
     assert "secret prompt" not in done.stderr
@@ -207,7 +208,7 @@ def test_a_bug_leaves_a_report_without_what_was_said(environment: dict[str, str]
     assert "KeyError" in report.read_text()
     assert "in run" in report.read_text()
     assert str(report) in done.stderr
-    loud = subprocess.run([*command, "-v"], env=environment, capture_output=True, text=True, timeout=60)
+    loud = children.run(*command, "-v", env=environment)
     assert "Traceback" in loud.stderr
 
 
@@ -216,28 +217,20 @@ def test_a_bug_leaves_a_report_without_what_was_said(environment: dict[str, str]
 def test_a_closed_pipe_ends_silently(environment: dict[str, str], arguments: tuple[str, ...]) -> None:
     readable, writable = os.pipe()
     os.close(readable)
-    command = [sys.executable, "-m", "amem_cli", *arguments]
-    done = subprocess.run(command, env=environment, stdout=writable, stderr=subprocess.PIPE, timeout=60)
+    done = children.run(*COMMAND, *arguments, env=environment, stdout=writable)
     os.close(writable)
     assert done.returncode == -signal.SIGPIPE
-    assert b"Traceback" not in done.stderr
-    assert b"Broken" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Broken" not in done.stderr
 
 
 @pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
 @pytest.mark.usefixtures("store")
 def test_closed_streams_do_no_harm(environment: dict[str, str], closed: str) -> None:
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m amem_cli snapshot a s {closed}"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = children.run("bash", "-c", f"{sys.executable} -m amem_cli snapshot a s {closed}", env=environment)
     assert (done.returncode, done.stdout) == (0, "a@s\n")
 
 
 def test_without_standard_output_nothing_is_done(environment: dict[str, str], store: Store) -> None:
-    command = ["bash", "-c", f"{sys.executable} -m amem_cli snapshot a s >&-"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = children.run("bash", "-c", f"{sys.executable} -m amem_cli snapshot a s >&-", env=environment)
     assert (done.returncode, store.snapshots("a")) == (1, [])

@@ -1,7 +1,6 @@
 """`model check` and `model plan`: what agents of a model take, told from its config, equals what a model allocates."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ from amem_cli.engine.cache.slabs import SlabPool
 from amem_cli.engine.models.plan import describe_config, layouts
 from kvstore.errors import ModelMismatchError
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
-from tests.commands.conftest import Amem, lines
 from tests.support import kinds
 from tests.support.configs import WINDOW
+from tests.support.running import children
+from tests.support.running.amem import Amem, lines
 
 CONFIGS = Path(__file__).parents[1] / "fixtures" / "configs"
 BUDGET = int(10.2 * 2**30)  # bytes
@@ -95,13 +95,13 @@ def test_no_weight_is_computed() -> None:
     """A model of 16 GB is described in a process that stays small."""
     script = (
         "import amem_cli.engine, json, pathlib, resource, sys\n"
-        "from amem_cli.engine.plan import describe_config\n"
+        "from amem_cli.engine.models.plan import describe_config\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "describe_config(json.loads(pathlib.Path(sys.argv[1]).read_text()))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     path = CONFIGS / "llama-3.1-8b.json"
-    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    done = children.run(sys.executable, "-c", script, path, check=True)
     assert int(done.stdout) < 64 << 10  # KiB
 
 
@@ -128,7 +128,7 @@ def test_check_reads_well(amem: Amem) -> None:
     done = amem("model", "check", str(CONFIGS / "gemma-3-12b-it.json"))
     assert done.returncode == 0 and not done.stderr
     assert "window-0 of 1024" in done.stdout and "8 x 256/256" in done.stdout and "131,072" in done.stdout
-    assert done.stdout.splitlines()[-1] == "served, in decode by handle (on the codes)"
+    assert done.stdout.splitlines()[-1] == "supported; decode reads quantized codes"
 
 
 def test_a_number_of_agents_is_an_exit_code(amem: Amem) -> None:
@@ -138,7 +138,7 @@ def test_a_number_of_agents_is_an_exit_code(amem: Amem) -> None:
     too_many = amem("model", "plan", path, "--memory", "10.2GiB", "--agents", "36", "--json")
     assert (too_many.returncode, lines(too_many)[-1]["ok"]) == (1, False)
     told = amem("model", "plan", path, "--memory", "10.2GiB", "--agents", "36")
-    assert told.returncode == 1 and "36 x 313 MB = 11.3 GB, of 11 GB: too much, 35 fit" in told.stderr
+    assert told.returncode == 1 and "36 x 313 MB = 11.3 GB of 11 GB: only 35 fit" in told.stderr
 
 
 @pytest.mark.parametrize("context", ["4096", "8192"])

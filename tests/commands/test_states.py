@@ -7,7 +7,8 @@ import pytest
 from kvstore.format.kinds import BLOCK, MANIFEST, PAGE
 from kvstore.naming import Ref
 from kvstore.store import Store
-from tests.commands.conftest import ACTOR, GROUP, Amem, lines, put_state
+from tests.commands.conftest import ACTOR, GROUP, put_state
+from tests.support.running.amem import Amem, lines
 
 AGENT_KEYS = (
     "type name id domain model head parent note tokens blocks bytes own_bytes shared_bytes snapshots complete",

@@ -2,13 +2,14 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kvstore.store import Store
-from tests.commands.conftest import ACTOR, Amem
+from tests.commands.conftest import ACTOR
+from tests.support.running import children
+from tests.support.running.amem import COMMAND, Amem
 from tests.support.tiny import make_tiny_model
 
 
@@ -18,13 +19,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "amem_cli", "--json", *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return children.start(*COMMAND, "--json", *arguments, env=environment, **pipes)
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, dict[str, object]]:
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=children.LIMIT)
     return process.returncode, json.loads(out.splitlines()[-1])
 
 

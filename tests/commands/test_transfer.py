@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,8 +10,10 @@ import pytest
 from kvstore.format.kinds import BLOCK
 from kvstore.naming import Ref
 from kvstore.store import Store
-from tests.commands.conftest import ACTOR, Amem, lines
+from tests.commands.conftest import ACTOR
 from tests.support.making import commit
+from tests.support.running import children
+from tests.support.running.amem import Amem, lines
 from tests.support.tiny import make_tiny_model
 
 
@@ -53,9 +54,7 @@ def test_an_agent_goes_from_store_to_store(amem: Amem, store: Store, tmp_path: P
 def test_through_a_pipe(environment: dict[str, str], amem: Amem, tmp_path: Path, other: str) -> None:
     shell = f'"$PYTHON" -m amem_cli export a --lineage | "$PYTHON" -m amem_cli import - b --store {other}'
     env = {**environment, "PYTHON": sys.executable}
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", shell], env=env, cwd=tmp_path, capture_output=True, text=True
-    )
+    done = children.run("bash", "-o", "pipefail", "-c", shell, env=env, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "b\n")
     assert len([line for line in lines(amem("log", "b", "--store", other, "--json")) if line["type"] == "commit"]) == 3
 
@@ -118,7 +117,7 @@ def test_a_prompt_cache_there_and_back(amem: Amem, tmp_path: Path) -> None:
     done = amem("export", "t", "--format", "mlx-lm", "-o", "t.safetensors", "--json")
     [result] = lines(done)
     assert done.returncode == 0
-    assert "codes stand for" in result["loss"] and "codes stand for" in done.stderr
+    assert "dequantized from" in result["loss"] and "dequantized from" in done.stderr
     back = amem("import", "t.safetensors", "u", "--format", "mlx-lm", "--model", model, "--json")
     [result] = lines(back)
     assert back.returncode == 0

@@ -2,18 +2,19 @@
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from kvstore.naming import Ref, parse_ref
 from kvstore.store import Store
-from tests.commands.conftest import ACTOR, Amem, lines
+from tests.commands.conftest import ACTOR
+from tests.support.running import children
+from tests.support.running.amem import COMMAND, Amem, lines
+from tests.support.running.terminal import Terminal
 from tests.support.tiny import make_tiny_model
 
 RESULT_KEYS = (
@@ -42,8 +43,8 @@ def tokens(store: Store, ref: str = "t") -> int:
 
 def start(environment: dict[str, str], *arguments: str, **streams: int) -> subprocess.Popen[bytes]:
     """`amem` running on its own, its streams piped unless said otherwise."""
-    piped = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    return subprocess.Popen([sys.executable, "-m", "amem_cli", *arguments], env=environment, **piped)  # type: ignore[call-overload, no-any-return]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    return children.start(*COMMAND, *arguments, env=environment, **piped)
 
 
 def first_bytes(process: subprocess.Popen[bytes]) -> bytes:
@@ -52,14 +53,18 @@ def first_bytes(process: subprocess.Popen[bytes]) -> bytes:
     return os.read(process.stdout.fileno(), 1)
 
 
+def finish(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """What a process still writes until its end."""
+    return process.communicate(timeout=children.LIMIT)
+
+
 def wait_for_turn(process: subprocess.Popen[bytes], root: Path, command: str) -> None:
-    """Wait until `command` holds its agent and has had a moment to compute."""
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
-        if any(f'"command":"{command}"' in lock.read_text() for lock in root.glob("locks/agent-*")):
-            time.sleep(0.3)
-            return
-        time.sleep(0.02)
+    """Wait until `command` holds its agent: from then on a signal ends its turn."""
+
+    def holds() -> bool:
+        return any(f'"command":"{command}"' in lock.read_text() for lock in root.glob("locks/agent-*"))
+
+    children.wait_until(lambda: holds() or process.poll() is not None)
 
 
 def test_a_prefill_again_changes_nothing_and_another_text_is_refused(amem: Amem, talker: Store) -> None:
@@ -106,7 +111,7 @@ def test_a_signal_ends_the_answer_commits_it_and_kills(
     process = start(environment, "chat", "t", "hi", *LONG)
     first_bytes(process)
     process.send_signal(signum)
-    rest, errors = process.communicate(timeout=60)
+    rest, errors = finish(process)
     assert process.returncode == -signum
     assert rest.endswith(b"\n")
     assert b"Traceback" not in errors
@@ -119,7 +124,7 @@ def test_json_tells_of_the_interruption(talker: Store, environment: dict[str, st
     process = start(environment, "chat", "t", "hi", *LONG, "--json")
     wait_for_turn(process, talker.layout.root, "chat")
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = finish(process)
     result = json.loads(out.splitlines()[-1])
     assert process.returncode == -signal.SIGINT
     assert (result["type"], result["ok"], result["finish"]) == ("result", False, "interrupted")
@@ -134,17 +139,17 @@ def test_a_closed_standard_output_commits_and_is_silent(talker: Store, environme
     process.stdout.close()
     errors = process.stderr.read()
     process.stderr.close()
-    assert process.wait(60) == -signal.SIGPIPE
+    assert process.wait(children.LIMIT) == -signal.SIGPIPE
     assert b"Traceback" not in errors
     assert tokens(talker) > before
 
 
 def test_a_loop_in_a_shell_stops(talker: Store, environment: dict[str, str]) -> None:
     loop = f"for i in 1 2 3; do {sys.executable} -m amem_cli chat t hi --max-tokens 100000; echo NEXT; done"
-    process = subprocess.Popen(["bash", "-c", loop], env=environment, stdout=subprocess.PIPE, start_new_session=True)
+    process = children.start("bash", "-c", loop, env=environment, stdout=subprocess.PIPE)
     first_bytes(process)
     os.killpg(process.pid, signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = finish(process)
     assert process.returncode == -signal.SIGINT
     assert b"NEXT" not in out
     assert tokens(talker) > 0
@@ -152,17 +157,17 @@ def test_a_loop_in_a_shell_stops(talker: Store, environment: dict[str, str]) -> 
 
 def test_a_signal_that_was_ignored_stays_ignored(talker: Store, environment: dict[str, str]) -> None:
     command = f"trap '' HUP; exec {sys.executable} -m amem_cli chat t hi --max-tokens 300"
-    process = subprocess.Popen(["bash", "-c", command], env=environment, stdout=subprocess.PIPE)
+    process = children.start("bash", "-c", command, env=environment, stdout=subprocess.PIPE)
     first_bytes(process)
     process.send_signal(signal.SIGHUP)
-    process.communicate(timeout=60)
+    finish(process)
     assert process.returncode == 0
     assert talker.resolve(Ref("t")).manifest.stop == "length"
 
 
 TWICE = """
 import os, signal
-from amem_cli import signals
+from amem_cli.shell import signals
 with signals.listening() as stop:
     os.kill(os.getpid(), signal.SIGINT)
     print(stop(), flush=True)
@@ -172,8 +177,8 @@ with signals.listening() as stop:
 
 
 def test_a_second_interrupt_kills_at_once() -> None:
-    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout) == (-signal.SIGINT, b"True\n")
+    done = children.run(sys.executable, "-c", TWICE)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "True\n")
 
 
 def test_a_prefill_that_was_cut_short_is_finished_by_the_same_command(
@@ -181,13 +186,16 @@ def test_a_prefill_that_was_cut_short_is_finished_by_the_same_command(
 ) -> None:
     text = tmp_path / "long.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 150)
-    process = start(environment, "prefill", "p", str(text), "--model", str(model))
-    wait_for_turn(process, tmp_path / "store", "prefill")
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=60)
+    with Terminal() as terminal:
+        process = start(environment, "prefill", "p", str(text), "--model", str(model), stderr=terminal.device)
+        terminal.hand_over()
+        terminal.wait_for(b"prefill")  # its progress: something is computed
+        process.send_signal(signal.SIGINT)
+        out, _ = finish(process)
+        errors = terminal.rest()
     assert process.returncode == -signal.SIGINT, errors
     assert out == b"p\n"
-    assert b"cut short" in errors
+    assert b"was interrupted" in errors
     assert amem("chat", "p", "hi").returncode == 5
     done = amem("prefill", "p", str(text), "--json")
     [result] = lines(done)
@@ -195,66 +203,44 @@ def test_a_prefill_that_was_cut_short_is_finished_by_the_same_command(
     assert result["reused"] > 0
 
 
-class Terminal:
+def talk(terminal: Terminal, environment: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
     """A conversation at a terminal."""
-
-    def __init__(self, environment: dict[str, str], *arguments: str) -> None:
-        self.master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "amem_cli", *arguments],
-            env={**environment, "TERM": "dumb"},
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-        )
-        os.close(slave)
-        self.seen = b""
-
-    def type(self, keys: bytes) -> None:
-        os.write(self.master, keys)
-
-    def wait_for(self, text: bytes) -> None:
-        """Read until `text` has come; what was read is then forgotten."""
-        while text not in self.seen:
-            try:
-                data = os.read(self.master, 1 << 16)
-            except OSError:  # how Linux tells that the other side is closed
-                data = b""
-            assert data, self.seen
-            self.seen += data
-        self.seen = self.seen.partition(text)[2]
-
-    def end(self) -> int:
-        try:
-            return self.process.wait(60)
-        finally:
-            self.process.kill()
-            os.close(self.master)
+    device = terminal.device
+    env = {**environment, "TERM": "dumb"}
+    process = children.start(*COMMAND, *arguments, env=env, stdin=device, stdout=device, stderr=device)
+    terminal.hand_over()
+    return process
 
 
 def test_a_conversation_at_a_terminal(talker: Store, environment: dict[str, str]) -> None:
-    terminal = Terminal(environment, "chat", "t", "--max-tokens", "8")
-    for _ in range(2):
+    with Terminal() as terminal:
+        process = talk(terminal, environment, "chat", "t", "--max-tokens", "8")
+        for _ in range(2):
+            terminal.wait_for(b"> ")
+            terminal.type(b"hi\n")
+            terminal.wait_for(b"8 generated")
         terminal.wait_for(b"> ")
-        terminal.type(b"hi\n")
-        terminal.wait_for(b"8 generated")
-    terminal.wait_for(b"> ")
-    terminal.type(b"\x04")
-    assert terminal.end() == 0
+        terminal.type(b"\x04")
+        assert process.wait(children.LIMIT) == 0
     assert tokens(talker, "t~2") < tokens(talker, "t~1") < tokens(talker)
 
 
 def test_ctrl_c_ends_an_answer_and_then_the_conversation(talker: Store, environment: dict[str, str]) -> None:
-    terminal = Terminal(environment, "chat", "t", *LONG)
-    terminal.wait_for(b"> ")
-    terminal.type(b"hi\n")
-    terminal.wait_for(b"hi\r\n")
-    time.sleep(1)
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.wait_for(b"generated")
-    terminal.wait_for(b"> ")
-    assert talker.resolve(Ref("t")).manifest.stop == "interrupted"
-    time.sleep(0.5)  # the prompt is shown a moment before `input` waits
-    terminal.process.send_signal(signal.SIGINT)
-    assert terminal.end() == 0
+    with Terminal() as terminal:
+        process = talk(terminal, environment, "chat", "t", *LONG)
+        terminal.wait_for(b"> ")
+        terminal.type(b"hi\n")
+        terminal.wait_for(b"hi\r\n")
+        terminal.wait_for(b".")
+        process.send_signal(signal.SIGINT)
+        terminal.wait_for(b"generated")
+        terminal.wait_for(b"> ")
+        assert talker.resolve(Ref("t")).manifest.stop == "interrupted"
+        children.wait_until(lambda: sleeping(process))  # the prompt is shown a moment before it waits for keys
+        process.send_signal(signal.SIGINT)
+        assert process.wait(children.LIMIT) == 0
+
+
+def sleeping(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process waits for something."""
+    return children.run("ps", "-o", "state=", "-p", str(process.pid)).stdout.startswith("S")

@@ -1,6 +1,5 @@
 """`amem verify`, run for real."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,9 @@ import pytest
 from kvstore.format.kinds import BLOCK
 from kvstore.naming import parse_ref
 from kvstore.store import Store
-from tests.commands.conftest import Amem, lines
 from tests.support.making import commit
+from tests.support.running import children
+from tests.support.running.amem import Amem, lines
 
 LEVELS: tuple[list[str], ...] = (
     [],
@@ -66,7 +66,7 @@ def test_damage_is_exit_8_and_names_whom_it_hurts(amem: Amem, store: Store) -> N
     assert (finding["severity"], finding["kind"], finding["agents"]) == ("damage", "altered", ["b"])
     assert finding["object"] == f"sha256:{block(store, 'b').stem}"
     text = amem("verify")
-    assert "hurts b" in text.stdout
+    assert "affects b" in text.stdout
     assert "amem repair b" in text.stderr
     assert amem("verify", "a").returncode == 0
     assert amem("verify", "b").returncode == 8
@@ -102,8 +102,8 @@ def test_sums(amem: Amem, store: Store, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert amem("verify", "--deep", "--sums", "sums").returncode == 0
     assert (tmp_path / "sums").read_text() == done.stdout
-    check = ["sha256sum", "--check", "--strict", "--quiet", str(tmp_path / "sums")]
-    assert subprocess.run(check, cwd=store.layout.root).returncode == 0
+    check = ("sha256sum", "--check", "--strict", "--quiet", tmp_path / "sums")
+    assert children.run(*check, cwd=store.layout.root).returncode == 0
     assert amem("--json", "verify", "--deep", "--sums", "-").returncode == 2
     assert amem("verify", "--sums", "-").returncode == 2
     assert amem("verify", "--deep", "--quick").returncode == 2

@@ -127,10 +127,10 @@ def test_not_found_tells_close_names(store: Store) -> None:
 
 def test_names_that_differ_by_case_only(store: Store) -> None:
     commit(store, "alice", range(3))
-    with pytest.raises(ConflictError, match="there is an agent alice"):
+    with pytest.raises(ConflictError, match="agent alice exists already"):
         commit(store, "Alice", range(3))
     store.create_domain("team")
-    with pytest.raises(ConflictError, match="there is a domain team"):
+    with pytest.raises(ConflictError, match="domain team exists already"):
         store.create_domain("Team")
     with pytest.raises(UsageError):
         store.create_domain("../up")

@@ -1,13 +1,14 @@
 """Sizes, times, control characters, and what a terminal gets."""
 
 import os
-import pty
-import subprocess
 import sys
 
 import pytest
 
 from amem_cli.shell.output import human_size, local_time, printable
+from tests.support.running import children
+from tests.support.running.amem import COMMAND
+from tests.support.running.terminal import on_terminal
 
 
 @pytest.mark.parametrize(
@@ -20,8 +21,8 @@ def test_sizes_are_decimal(size: int, text: str) -> None:
 
 def test_times_are_local_with_their_offset() -> None:
     environment = {**os.environ, "TZ": "Asia/Kolkata", "NOW": "2026-01-02T03:04:05.678901Z"}
-    code = "import os; from amem_cli.output import local_time; print(local_time(os.environ['NOW']))"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    code = "import os; from amem_cli.shell.output import local_time; print(local_time(os.environ['NOW']))"
+    done = children.run(sys.executable, "-c", code, env=environment)
     assert done.stdout == "2026-01-02 08:34:05+05:30\n"
     assert local_time("2026-01-02T03:04:05Z")
 
@@ -30,36 +31,17 @@ def test_control_characters_are_shown_not_obeyed() -> None:
     assert printable("a\x1b[2Jb\x9b\x07\r\n\tü") == "a\\x1b[2Jb\\x9b\\x07\\x0d\n\tü"
 
 
-def on_terminal(*command: str, env: dict[str, str] | None = None) -> str:
-    """What `command` writes to a terminal that is its standard output and error."""
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env={**(env or os.environ), "TERM": "xterm"}
-    )
-    os.close(slave)
-    said = b""
-    try:
-        while data := os.read(master, 1 << 16):
-            said += data
-    except OSError:  # how Linux tells that the other side is closed
-        pass
-    process.wait(60)
-    os.close(master)
-    return said.decode()
-
-
-PIECE = "from amem_cli.output import Output; Output().piece('x\\x1b[31my')"
+PIECE = "from amem_cli.shell.output import Output; Output().piece('x\\x1b[31my')"
 
 
 def test_an_answer_cannot_drive_the_terminal() -> None:
     assert on_terminal(sys.executable, "-c", PIECE) == "x\\x1b[31my"
-    piped = subprocess.run([sys.executable, "-c", PIECE], capture_output=True, timeout=60)
-    assert piped.stdout == b"x\x1b[31my"
+    assert children.run(sys.executable, "-c", PIECE).stdout == "x\x1b[31my"
 
 
 @pytest.mark.usefixtures("store")
 def test_a_terminal_gets_a_table_and_colours_can_be_off(environment: dict[str, str]) -> None:
-    command = (sys.executable, "-m", "amem_cli", "inspect")
+    command = (*COMMAND, "inspect")
     no_color = {**environment, "NO_COLOR": "1"}
     shown = on_terminal(*command, env=environment)
     assert "tiny" in shown
@@ -69,7 +51,7 @@ def test_a_terminal_gets_a_table_and_colours_can_be_off(environment: dict[str, s
 
 
 PROGRESS = """
-from amem_cli.output import Output
+from amem_cli.shell.output import Output
 with Output().progress("prefill") as bar:
     bar.update(5, 10, 100.0)
 print("done")
@@ -78,5 +60,5 @@ print("done")
 
 def test_progress_is_for_terminals_only() -> None:
     assert "prefill" in on_terminal(sys.executable, "-c", PROGRESS)
-    piped = subprocess.run([sys.executable, "-c", PROGRESS], capture_output=True, timeout=60)
-    assert (piped.stdout, piped.stderr) == (b"done\n", b"")
+    piped = children.run(sys.executable, "-c", PROGRESS)
+    assert (piped.stdout, piped.stderr) == ("done\n", "")

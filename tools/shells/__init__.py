@@ -1,6 +1,6 @@
-"""Completion for bash, zsh and fish, from the command tree. The names of what is stored come from `amem __complete`.
+"""Completion scripts for bash, zsh and fish, from the command tree. Stored names come from `amem __complete`.
 
-The `.in` files are the scripts with @WORDS@ where what depends on the tree is filled in.
+The `.in` files are templates; the parts that depend on the tree replace their @WORDS@.
 """
 
 from pathlib import Path

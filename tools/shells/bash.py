@@ -1,4 +1,4 @@
-"""The branches of the `case`s of bash's completion."""
+"""The `case` branches of the completion for bash."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -8,7 +8,7 @@ from tools.tree import Argument, Command, Option
 
 
 def parts(tree: Command) -> dict[str, str]:
-    """What is filled into bash.in."""
+    """The parts of bash.in."""
     commands = list(tree.all())
     values = {quote(f"{c.name} {flag}"): _offered(o) for c in commands for o in c.valued for flag in o.flags}
     options = {quote(c.name): " ".join(flag for o in c.all_options for flag in o.flags) for c in commands}
@@ -17,7 +17,7 @@ def parts(tree: Command) -> dict[str, str]:
 
 
 def _places(command: Command) -> Iterator[tuple[str, str]]:
-    """For the places from 0 that arguments stand at: a pattern, and what is offered there."""
+    """For each argument position from 0: a pattern, and what is completed there."""
     if command.commands:
         yield "0", f"words {' '.join(below.path[-1] for below in command.commands)}"
     for place, argument in enumerate(command.arguments):
@@ -31,7 +31,7 @@ def _offered(parameter: Option | Argument) -> str:
 
 
 def _cases(cases: dict[str, str]) -> str:
-    """Branches; those that do the same are one, and patterns for any place come last."""
+    """Branches; those with the same action are merged, and patterns for any position come last."""
 
     def order(case: tuple[str, str]) -> tuple[bool, str]:
         return case[0].endswith("*"), case[1]

@@ -1,4 +1,4 @@
-"""The lines of fish's completion."""
+"""The `complete` lines of the completion for fish."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from tools.tree import Argument, Command, Option
 
 
 def parts(tree: Command) -> dict[str, str]:
-    """What is filled into fish.in."""
+    """The parts of fish.in."""
     valued = [f"{c.name} {flag}" for c in tree.all() for option in c.valued for flag in option.flags]
     return {
         "COMMANDS": " ".join(_quote(command.name) for command in tree.all() if command.path),
@@ -29,7 +29,7 @@ def _lines(command: Command) -> Iterator[str]:
 
 
 def _line(place: str, what: str, text: str) -> str:
-    """`place` is a pattern of what __amem_place prints."""
+    """`place` is a pattern for the output of __amem_place."""
     return f"complete -c amem -n {_quote(f'__amem_at {_quote(place)}')} {what} -d {_quote(text)}"
 
 

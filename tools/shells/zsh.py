@@ -1,4 +1,4 @@
-"""The functions of zsh's completion, one for each command."""
+"""The functions of the completion for zsh, one per command."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from tools.tree import Argument, Command, Option
 
 
 def parts(tree: Command) -> dict[str, str]:
-    """What is filled into zsh.in."""
+    """The parts of zsh.in."""
     return {"FUNCTIONS": "\n\n".join("\n".join(_function(command)) for command in tree.all())}
 
 
@@ -25,7 +25,7 @@ def _function(command: Command) -> Iterator[str]:
 
 
 def _below(command: Command) -> Iterator[str]:
-    """How a command hands over to the commands below it."""
+    """How a command dispatches to its subcommands."""
     if not command.commands:
         return
     yield "    case $state in"
@@ -46,7 +46,7 @@ def _function_name(command: Command) -> str:
 
 
 def _option(option: Option) -> Iterator[str]:
-    """One spec for each flag: `--long=` may have its value behind the sign, `-s+` in the same word."""
+    """One spec per flag: `--long=` accepts a value after the sign, `-s+` in the same word."""
     lead = "*" if option.multiple else f"({' '.join(option.flags)})" if len(option.flags) > 1 else ""
     text = option.help.replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]")
     value = "" if option.metavar is None else f":{option.metavar}:{_action(option)}"

@@ -1,0 +1,1 @@
+"""An agent's KV cache in memory, and attention over its codes."""

@@ -1,0 +1,1 @@
+"""Models: where they are, how they are identified, loaded, and what their agents take."""

@@ -13,7 +13,7 @@ CONTEXT = 8192  # tokens of an agent in the counts below
 
 # The paper's models by model type, hidden size, layers and query heads; and the bytes that its 10.2 GB stand for. Its
 # sizes are MiB, called MB. A GB is 1,024 of them where Gemma's agents are counted, 1,000 for the others: no single
-# reading gives all six counts (docs/models.md).
+# reading gives all six counts (docs/reference/models.md).
 _MODELS: dict[tuple[Any, ...], tuple[str, int]] = {
     ("gemma3_text", 3840, 48, 16): ("Gemma 3 12B", int(10.2 * 2**30)),
     ("deepseek_v2", 2048, 27, 16): ("DeepSeek-Coder-V2-Lite", 10_200 << 20),

@@ -1,11 +1,5 @@
 import hashlib
-import multiprocessing
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,17 +7,15 @@ import pytest
 from kvstore.commit.index import Index
 from kvstore.commit.staging import RUNNING
 from kvstore.disk import files
-from kvstore.disk.canonical_json import dump
-from kvstore.errors import BusyError, ConflictError, DamageError, NotFoundError, UsageError
-from kvstore.format.document import replace
+from kvstore.errors import BusyError, DamageError, NotFoundError, UsageError
 from kvstore.format.kinds import BLOCK, MANIFEST
 from kvstore.history.log import journal_head
-from kvstore.lifecycle import fork, restore, snapshot
+from kvstore.lifecycle import restore, snapshot
 from kvstore.naming import Ref, parse_ref
-from kvstore.remove.certificate import Certificate, check_erased, is_erased, read_certificates
+from kvstore.remove.certificate import check_erased, is_erased
 from kvstore.remove.remove import Removal, remove, remove_domain
 from kvstore.store import Store
-from tests.support.making import ACTOR, commit, fast_folder, journal, picture, read_whole
+from tests.support.making import commit, journal, picture
 
 
 def stored(store: Store) -> set[Path]:
@@ -40,17 +32,6 @@ def actions(removal: Removal) -> dict[str, set[str]]:
 
 def names(store: Store) -> list[str]:
     return [agent.name for agent in store.agents()]
-
-
-@pytest.fixture
-def forked(store: Store) -> Store:
-    """`a` with a snapshot and two states more than its fork `b`."""
-    commit(store, "a", range(600))
-    snapshot(store, Ref("a"), "s")
-    fork(store, Ref("a"), "b")
-    commit(store, "a", range(1000))
-    commit(store, "a", range(1300))
-    return store
 
 
 def test_rm_ends_an_agent_and_leaves_its_bytes(forked: Store) -> None:
@@ -245,134 +226,3 @@ def test_a_failure_to_unlink_is_told_and_the_rest_goes_on(forked: Store, name: s
     assert done.bytes_of("erased") > 0
     rest = remove_domain(forked, state.agent.domain, wait=0, erase=True)  # by its id: it has no name
     assert rest.complete and not forked.layout.domain(state.agent.domain).exists()
-
-
-class TestCertificates:
-    @pytest.fixture
-    def certificate(self, forked: Store) -> Certificate:
-        found = remove(forked, Ref("a"), wait=0, erase=True).certificate
-        assert found
-        return found
-
-    def test_they_are_read_back(self, certificate: Certificate) -> None:
-        line = dump(certificate.document())
-        assert read_certificates(line) == [certificate]
-        assert read_certificates(line + b"\n" + line + b"\n") == [certificate] * 2
-        assert read_certificates(dump({"type": "result", "certificates": [certificate.document()]})) == [certificate]
-        for wrong in (b"", b"{}", b"nonsense", b'{"certificates":[]}'):
-            with pytest.raises(UsageError):
-                read_certificates(wrong)
-        with pytest.raises(DamageError):
-            read_certificates(line.replace(certificate.domain.encode(), b"0" * 32))
-
-    def test_they_hold_no_names(self, certificate: Certificate) -> None:
-        assert b'"a"' not in dump(certificate.document())
-
-    def test_one_of_another_store_is_refused(self, certificate: Certificate, tmp_path: Path) -> None:
-        with pytest.raises(ConflictError):
-            check_erased(Store.open_or_create(tmp_path / "other", ACTOR), certificate)
-
-    def test_a_file_that_came_back_is_found(self, forked: Store, certificate: Certificate) -> None:
-        kind, _, digest = certificate.erased[-1].partition(" sha256:")
-        assert kind == "block"
-        path = forked.layout.object(certificate.domain, BLOCK, digest)
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"")
-        assert [remains.object for remains in check_erased(forked, certificate)] == [certificate.erased[-1]]
-
-    def test_a_ref_that_came_back_is_found(self, forked: Store, certificate: Certificate) -> None:
-        ref = forked.layout.agent_ref("b")
-        ref.write_text(ref.read_text().replace(forked.agent("b").id, certificate.agents[0]))
-        assert any(remains.object == "agent b" for remains in check_erased(forked, certificate))
-
-    def test_a_staged_file_is_found(self, forked: Store, certificate: Certificate) -> None:
-        digest = certificate.erased[0].partition("sha256:")[2]
-        folder = forked.layout.transaction("f" * 32)
-        folder.mkdir()
-        (folder / digest).write_bytes(b"")
-        assert [remains.message for remains in check_erased(forked, certificate)] == [
-            "is a staged copy of an erased object"
-        ]
-
-    def test_an_index_row_is_found(self, forked: Store, certificate: Certificate) -> None:
-        block = next(text for text in certificate.erased if text.startswith("block "))
-        state = forked.resolve(Ref("b")).manifest
-        row = replace(forked.blocks(state)[0], sha256=block.partition("sha256:")[2])
-        Index(forked.layout).add(certificate.domain, [row])
-        [remains] = check_erased(forked, certificate)
-        assert remains.message == "has a row in the index"
-
-    def test_a_journal_without_the_erasure_is_found(self, forked: Store, certificate: Certificate) -> None:
-        lines = forked.layout.journal.read_bytes().splitlines(keepends=True)
-        forked.layout.journal.write_bytes(b"".join(lines[:-1]))
-        messages = [remains.message for remains in check_erased(forked, certificate)]
-        assert len(messages) == 2
-        assert all("erase" in message or "erasure" in message for message in messages)
-
-
-def series(name: str) -> Iterator[Path]:
-    """The stores that a killed removal leaves, one for each mutation it was killed at."""
-    with fast_folder() as folder:
-        subprocess.run([sys.executable, "-m", "tests.support.removals", name, folder], check=True)
-        yield from sorted(folder.iterdir(), key=lambda path: int(path.name))
-
-
-@pytest.mark.parametrize("name", ["rm", "erase", "erase-snapshot", "rm-domain"])
-def test_killed_at_every_mutation(name: str) -> None:
-    count = 0
-    for root in series(name):
-        count += 1
-        store = Store.open(root, ACTOR)
-        held = picture(root)
-        assert held.get("b") == list(range(600)) or name == "rm-domain"
-        for text, tokens in held.items():
-            assert read_whole(store, store.resolve(parse_ref(text)).manifest) == tokens
-        commit(store, "later", range(3))
-        entries = journal(root)
-        gone = [entry for entry in entries if entry.change.op in ("rm", "erase")]
-        voided = {entry.seq - 1 for entry in entries if entry.change.op == "void"}
-        ids = {agent.id for agent in store.agents()}
-        assert all((entry.change.agent_id in ids) == (entry.seq in voided) for entry in gone)
-    assert count > 5
-
-
-ROUNDS = 12
-
-
-def write_and_fork(root: Path, number: int) -> None:
-    """Fork the agent `seed` and write on, again and again."""
-    store = Store.open(root, ACTOR)
-    for done in range(ROUNDS):
-        name = f"w{number}-{done}"
-        fork(store, Ref("seed"), name)
-        # it may be erased in between: what is written then is a new agent
-        commit(store, name, range(600 + number))
-
-
-def erase_all_but_seed(store: Store) -> set[str]:
-    """The names of the agents that were there."""
-    erased = set()
-    for agent in store.agents():
-        if agent.name != "seed":
-            with suppress(NotFoundError):
-                remove(store, Ref(agent.name), wait=10, erase=True)
-                erased.add(agent.name)
-    return erased
-
-
-def test_erasures_beside_forks_and_writers(store: Store) -> None:
-    commit(store, "seed", range(600))
-    spawned = multiprocessing.get_context("forkserver")
-    erased: set[str] = set()
-    with ProcessPoolExecutor(2, spawned) as pool:
-        writers = [pool.submit(write_and_fork, store.layout.root, number) for number in range(2)]
-        while not all(writer.done() for writer in writers):
-            erased |= erase_all_but_seed(store)
-        for writer in writers:
-            writer.result(timeout=60)
-    erased |= erase_all_but_seed(store)
-    assert erased == {f"w{number}-{done}" for number in range(2) for done in range(ROUNDS)}
-    held = picture(store.layout.root)
-    assert held.pop("seed") == list(range(600))
-    assert all(len(tokens) in (600, 601) for tokens in held.values())
-    assert len(journal(store.layout.root)) > 10

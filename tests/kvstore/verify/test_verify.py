@@ -1,35 +1,24 @@
 """verify finds every kind of damage, names whom it hurts, and finds nothing on a healthy store, however busy."""
 
 import hashlib
-import multiprocessing
 import os
-import random
 import shutil
 import subprocess
-import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from kvstore.commit.journal import Change
-from kvstore.commit.refs import moving
 from kvstore.format.kinds import TAIL
 from kvstore.gc.collect import Policy
 from kvstore.gc.collect import collect as collect_garbage
-from kvstore.lifecycle import fork, restore, snapshot
+from kvstore.lifecycle import fork, restore
 from kvstore.naming import parse_ref
 from kvstore.remove.remove import remove
 from kvstore.store import Store
-from kvstore.verify.checks import Checks, Report
+from kvstore.verify.checks import Checks
 from kvstore.verify.verify import sums, verify
-from tests.support.damaging import DEEP, KINDS, QUICK, A, B, damage, fill, flip, found, only, path_of
-from tests.support.making import ACTOR, commit, fast_folder, journal
-
-
-@pytest.fixture
-def full(store: Store) -> Store:
-    return fill(store)
+from tests.support.damaging import DEEP, KINDS, QUICK, A, B, damage, flip, found, only, path_of
+from tests.support.making import ACTOR, commit, journal
 
 
 @pytest.mark.parametrize("depth", ["quick", "checksums", "deep"])
@@ -127,49 +116,10 @@ def test_a_ref_that_leads_to_another_agents_state(full: Store) -> None:
     assert {(f.kind, f.agents) for f in found(full)} == {("ref", ("b",)), ("journal", ("b",))}
 
 
-def test_every_bit_of_the_journal_counts(full: Store) -> None:
-    path = full.layout.journal
-    whole = path.read_bytes()
-    rng = random.Random(1)
-    last = whole[:-1].rindex(b"\n") + 1
-    for place in [rng.randrange(last) for _ in range(40)]:
-        path.write_bytes(flip(whole, place))
-        assert "journal" in {finding.kind for finding in found(full, Checks(None, isolation=False))}, place
-    head = verify(full, Checks(None)).journal_head
-    path.write_bytes(whole)
-    head = verify(full, Checks(None)).journal_head
-    for place in range(last, len(whole)):
-        path.write_bytes(flip(whole, place))
-        assert found(full, Checks(None, isolation=False, journal_head=head)), place
-
-
-def test_a_journal_that_was_cut_off(full: Store) -> None:
-    head = journal(full.layout.root)[-1].digest
-    assert found(full, Checks(None, journal_head=head[:20])) == []
-    whole = full.layout.journal.read_bytes()
-    full.layout.journal.write_bytes(whole[: whole[:-1].rindex(b"\n") + 1])
-    findings = found(full, Checks(None, journal_head=head))
-    assert [finding.agents for finding in findings] == [("c",), ()]
-    full.layout.agent_ref("c").unlink()  # with its refs put back, a cut is seen by the head only
-    assert found(full, Checks(None)) == []
-    assert only(full, Checks(None, journal_head=head)).kind == "journal"
-    full.layout.journal.unlink()
-    assert {name for f in found(full, Checks(None)) for name in f.agents} == {"a", "b"}
-
-
 def test_a_ref_that_has_gone(full: Store) -> None:
     full.layout.agent_ref("b").unlink()
     finding = only(full)
     assert (finding.kind, "has no ref" in finding.message) == ("journal", True)
-
-
-def test_an_intent_whose_ref_did_not_follow_is_legal(full: Store) -> None:
-    agent = full.agent("a")
-    with moving(full.layout, ACTOR) as writer:
-        writer.append(Change("chat", agent.id, agent.domain, agent.manifest, "0" * 64))
-    assert found(full) == []
-    commit(full, "a", B)  # which marks it void
-    assert found(full) == []
 
 
 def test_foreign_files(full: Store) -> None:
@@ -213,7 +163,7 @@ def test_what_is_proven_depends_on_what_was_read(full: Store) -> None:
     assert not any("forged" in sentence for sentence in levels[2][1])
     path_of(full, "blocks").unlink()
     proven, not_proven = claims(DEEP)
-    assert any("are there" in sentence for sentence in not_proven - proven)
+    assert any("exist and have their sizes" in sentence for sentence in not_proven - proven)
     assert any("journal" in sentence for sentence in proven)
 
 
@@ -257,44 +207,6 @@ def test_on_a_read_only_mount(full: Store, tmp_path: Path) -> None:
 
 
 # --- beside writers
-
-
-def write(root: Path, number: int, until: float) -> int:
-    store = Store.open_or_create(root, ACTOR)
-    rounds = 0
-    while not rounds or time.time() < until:  # a busy machine may start this process late
-        name = f"w{number}"
-        commit(store, name, [number, *range((rounds % 4 + 1) * 150)], wait=30)
-        if rounds % 3 == 0:
-            snapshot(store, parse_ref(name), f"s{rounds}")
-        if rounds % 5 == 4:
-            fork(store, parse_ref(name), f"{name}-{rounds}")
-            remove(store, parse_ref(f"{name}-{rounds}"), wait=30, erase=rounds % 2 == 0)
-        rounds += 1
-    return rounds
-
-
-def collect(root: Path, until: float) -> int:
-    while time.time() < until:
-        collect_garbage(Store.open(root, ACTOR), Policy(1))
-        time.sleep(0.05)
-    return 1
-
-
-def test_nothing_is_found_beside_four_writers_and_gc() -> None:
-    with fast_folder() as folder:
-        store = Store.open_or_create(folder / "store", ACTOR)
-        commit(store, "a", A)
-        until = time.time() + 8
-        reports: list[Report] = []
-        with ProcessPoolExecutor(5, multiprocessing.get_context("forkserver")) as pool:
-            running = [pool.submit(write, store.layout.root, number, until) for number in range(4)]
-            running.append(pool.submit(collect, store.layout.root, until))
-            while len(reports) <= 5 or time.time() < until:
-                reports += [verify(store, checks) for checks in (QUICK, DEEP)]
-            assert all(one.result(timeout=60) for one in running)
-        assert [report.findings for report in reports if report.findings] == []
-        assert found(store) == []
 
 
 def test_a_forks_name_does_not_hide_its_source(store: Store) -> None:

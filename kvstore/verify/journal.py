@@ -1,4 +1,4 @@
-"""The journal: its chain, and that the heads and snapshots of agents are where its lines have put them."""
+"""Check the journal: its chain, and that heads and snapshots are what its lines say."""
 
 from collections.abc import Container, Iterable
 from copy import deepcopy
@@ -18,7 +18,7 @@ _NO_MOVES = (VOID, refs.COLLECT, refs.REMOVE_DOMAIN, refs.ERASE_DOMAIN)
 
 
 @dataclass
-class Told:
+class JournalState:
     """What the journal says of the refs, as of one line."""
 
     lines: int = 0
@@ -53,46 +53,46 @@ class Told:
             self.created.setdefault(change.agent_id, entry.time)
 
 
-def check_journal(layout: StoreLayout, expected: str | None, findings: Findings) -> Told:
-    """Check the chain, and hold the refs against it. `expected` begins the digest of a line that must be in it.
+def check_journal(layout: StoreLayout, expected: str | None, findings: Findings) -> JournalState:
+    """Check the chain, and compare the refs with it. `expected` begins the digest of a line that must be in it.
 
-    Refs move meanwhile. Those of two readings, before and after the journal's, that are equal must be as it says.
+    Refs may move meanwhile. They are read before and after the journal; those that are equal must be as it says.
     """
     for _ in range(_ATTEMPTS):
         before = _roots(layout)
-        told, has_expected, error = _read(layout, expected)
+        state, has_expected, error = _read(layout, expected)
         after = _roots(layout)
         if before == after or error:
             break
     if error:
         agents = {root.agent for root in after.values()}
         findings.add("damage", "journal", layout.journal.name, error.message, agents)
-        return told
+        return state
     if expected and not has_expected:
         text = f"no line of the journal has the digest sha256:{expected}: it was cut off or written anew"
         findings.add("damage", "journal", layout.journal.name, text)
-    for text in told.breaks:
+    for text in state.breaks:
         findings.add("damage", "journal", layout.journal.name, text)
-    _check_refs([root for key, root in after.items() if before.get(key) == root], told, findings)
+    _check_refs([root for key, root in after.items() if before.get(key) == root], state, findings)
     known = {root.agent_id for root in [*after.values(), *before.values()]}
-    for agent_id in sorted(_without_ref(layout, told, known)):
-        text = f"agent {agent_id} is in the journal, was not removed, and has no ref"
+    for agent_id in sorted(_without_ref(layout, state, known)):
+        text = f"agent {agent_id} is in the journal, was not removed and has no ref"
         findings.add("damage", "journal", agent_id, text)
-    return told
+    return state
 
 
-def _without_ref(layout: StoreLayout, told: Told, known: Container[str]) -> set[str]:
-    """The ids of agents in the journal that have no ref. One may have been removed since: look again."""
-    gone = {agent_id for agent_id in told.heads if agent_id not in known}
+def _without_ref(layout: StoreLayout, state: JournalState, known: Container[str]) -> set[str]:
+    """The ids of agents in the journal that have no ref. An agent may have been removed since: look again."""
+    gone = {agent_id for agent_id in state.heads if agent_id not in known}
     if gone:
         again, _, _ = _read(layout, None)
-        flying = {entry.change.agent_id for entry in (told.in_flight, again.in_flight) if entry}
-        gone = (gone & again.heads.keys()) - flying
+        unfinished = {entry.change.agent_id for entry in (state.in_flight, again.in_flight) if entry}
+        gone = (gone & again.heads.keys()) - unfinished
     return gone
 
 
 def _roots(layout: StoreLayout) -> dict[str, Root]:
-    """The refs that can be read; what is wrong with the others, is told elsewhere."""
+    """The refs that can be read; faults of the others are reported elsewhere."""
     found = {}
     for path in ref_paths(layout):
         try:
@@ -104,37 +104,37 @@ def _roots(layout: StoreLayout) -> dict[str, Root]:
     return found
 
 
-def _read(layout: StoreLayout, expected: str | None) -> tuple[Told, bool, DamageError | None]:
-    told, has_expected = Told(), False
+def _read(layout: StoreLayout, expected: str | None) -> tuple[JournalState, bool, DamageError | None]:
+    state, has_expected = JournalState(), False
     try:
         for entry in read_journal(layout.journal):
-            if told.in_flight and entry.change.op != VOID:
-                told.take(told.in_flight)
-            told.in_flight = entry
-            told.lines, told.digest = entry.seq, entry.digest
+            if state.in_flight and entry.change.op != VOID:
+                state.take(state.in_flight)
+            state.in_flight = entry
+            state.lines, state.digest = entry.seq, entry.digest
             has_expected |= bool(expected) and entry.digest.startswith(expected or "")
     except DamageError as error:
-        return told, has_expected, error
-    return told, has_expected, None
+        return state, has_expected, error
+    return state, has_expected, None
 
 
-def _check_refs(roots: Iterable[Root], told: Told, findings: Findings) -> None:
-    last = deepcopy(told)
-    if told.in_flight:
-        last.take(told.in_flight)
+def _check_refs(roots: Iterable[Root], state: JournalState, findings: Findings) -> None:
+    last = deepcopy(state)
+    if state.in_flight:
+        last.take(state.in_flight)
     for root in roots:
-        if not (_agrees(root, told) or _agrees(root, last)):
-            text = f"{root} is not where the journal has put it"
+        if not (_agrees(root, state) or _agrees(root, last)):
+            text = f"{root} is not what the journal says"
             findings.add("damage", "journal", str(root), text, [root.agent])
 
 
-def _agrees(root: Root, told: Told) -> bool:
+def _agrees(root: Root, state: JournalState) -> bool:
     if root.snapshot is not None:
-        if root.agent_id not in told.heads and root.agent_id in told.gone:
-            return True  # a removal or an import that was cut off has left it
-        line = told.snapshots.get((root.agent_id, root.created))
-        if line is None and root.agent_id in told.imported:
-            return root.created < told.created.get(root.agent_id, "")
+        if root.agent_id not in state.heads and root.agent_id in state.gone:
+            return True  # a removal or an import that was cut off left it
+        line = state.snapshots.get((root.agent_id, root.created))
+        if line is None and root.agent_id in state.imported:
+            return root.created < state.created.get(root.agent_id, "")
         return line == (root.manifest, root.note)
-    is_head = told.heads.get(root.agent_id) == (root.manifest, root.updated)
-    return is_head and told.created.get(root.agent_id) == root.created
+    is_head = state.heads.get(root.agent_id) == (root.manifest, root.updated)
+    return is_head and state.created.get(root.agent_id) == root.created

@@ -1,4 +1,4 @@
-"""One file of a store, found by the beginning of its digest: what it is, and who needs it."""
+"""One object of a store, found by a prefix of its digest: what it is, and which refs need it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,26 +18,29 @@ from kvstore.store import Store
 
 
 @dataclass(frozen=True)
-class Found:
-    """A file and its domain's id."""
+class FoundObject:
+    """An object and the id of its domain."""
 
     domain: str
     object: StoredObject
 
 
-def find(store: Store, prefix: str, domain_id: str | None) -> Found:
-    """The one file whose SHA-256 begins with `prefix`, in any domain or in one. Raises NotFoundError and UsageError."""
+def find(store: Store, prefix: str, domain_id: str | None) -> FoundObject:
+    """The one object whose SHA-256 starts with `prefix`, in one domain or in any.
+
+    Raises NotFoundError and UsageError.
+    """
     domains = [domain.id for domain in store.domains()] if domain_id is None else [domain_id]
-    found = {Found(domain, named) for domain in domains for named in find_objects(store.layout, domain, prefix)}
+    found = {FoundObject(domain, named) for domain in domains for named in find_objects(store.layout, domain, prefix)}
     if not found:
-        raise NotFoundError(f"nothing here is sha256:{prefix}", "`amem inspect` lists the agents")
+        raise NotFoundError(f"no object sha256:{prefix}", "`amem inspect` lists the agents")
     if len(found) > 1:
-        raise UsageError(f"sha256:{prefix} is the beginning of {len(found)} digests", "give more digits")
+        raise UsageError(f"sha256:{prefix} matches {len(found)} digests", "give more digits")
     return found.pop()
 
 
-def state_of(store: Store, found: Found) -> State | None:
-    """The state that a manifest is, or None: another kind of file, or an agent that is gone. Raises DamageError."""
+def state_of(store: Store, found: FoundObject) -> State | None:
+    """The state of a manifest; None for another kind of object, or if its agent is removed. Raises DamageError."""
     if found.object.kind is not MANIFEST:
         return None
     sha256 = found.object.sha256
@@ -48,19 +51,19 @@ def state_of(store: Store, found: Found) -> State | None:
     return None
 
 
-def details(store: Store, found: Found) -> dict[str, Any]:
-    """What a file says of itself, and the agents and snapshots that need it. Raises DamageError."""
+def details(store: Store, found: FoundObject) -> dict[str, Any]:
+    """The contents of an object in brief, and the agents and snapshots that need it. Raises DamageError."""
     return {
         "kind": found.object.kind.name,
         "digest": digest(found.object.sha256),
         "domain": store.domain(found.domain).name or found.domain,
         "bytes": size_of(store.layout, found.domain, found.object),
-        **_own_words(store, found),
+        **_contents(store, found),
         "held_by": _holders(store, found),
     }
 
 
-def _own_words(store: Store, found: Found) -> dict[str, Any]:
+def _contents(store: Store, found: FoundObject) -> dict[str, Any]:
     sha256 = found.object.sha256
     if found.object.kind is MANIFEST:
         manifest = store.manifest(found.domain, sha256)
@@ -69,12 +72,12 @@ def _own_words(store: Store, found: Found) -> dict[str, Any]:
         page = store.page(found.domain, FileRow(sha256, xxh3="", bytes=0, tokens=0))
         return {"position": page.start, "tokens": len(page.tokens), "blocks": len(page.blocks)}
     metadata = read_metadata(store.layout.object(found.domain, *found.object))
-    told = {key: metadata[key] for key in ("group", "codec", "model") if key in metadata}
-    return told | {key: int(metadata[key]) for key in ("position", "tokens") if key in metadata}
+    described = {key: metadata[key] for key in ("group", "codec", "model") if key in metadata}
+    return described | {key: int(metadata[key]) for key in ("position", "tokens") if key in metadata}
 
 
-def _holders(store: Store, found: Found) -> list[str]:
-    """Agents whose head or kept history needs the file, and snapshots."""
+def _holders(store: Store, found: FoundObject) -> list[str]:
+    """Agents whose head or kept history needs the object, and snapshots that need it."""
     holders = Holders(store, found.domain)
     for agent in store.agents():
         if agent.domain == found.domain:

@@ -70,7 +70,7 @@ def test_killed_at_every_mutation(name: str, base: Path, folder: Path) -> None:
     old, new = picture(base), new_picture(name, base)
     out = folder / "killed"
     command = [sys.executable, "-m", "tests.support.scenarios", name, str(base), str(out)]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[2], timeout=120)
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[3], timeout=120)
     roots = sorted(out.iterdir(), key=lambda path: int(path.name))
     assert len(roots) > 15
     assert picture(roots[0]) == old

@@ -1,0 +1,52 @@
+"""Temporary folders in memory: tests flush thousands of times, which takes minutes on a disk and shows nothing more.
+
+Where a system has no such folder, or one that is too small, temporary folders stay where they are.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+PREFIX = "amem-tests-"
+_LEAST_ROOM = 4 << 30  # bytes; a whole run takes less than half of it
+
+
+def has_room() -> bool:
+    """Whether there is a folder in memory with room for a run of the tests."""
+    return os.access(FOLDER, os.W_OK) and shutil.disk_usage(FOLDER).free >= _LEAST_ROOM
+
+
+def enter() -> Path | None:
+    """Let this process and its children make temporary files in a new folder in memory, and return that.
+
+    None where memory has no room. Folders of runs that were killed are removed first.
+    """
+    if not has_room():
+        return None
+    for left in FOLDER.glob(f"{PREFIX}*"):
+        if not _alive(left):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(dir=FOLDER, prefix=f"{PREFIX}{os.getpid()}-"))
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    return folder
+
+
+def leave(folder: Path) -> None:
+    """Remove what `enter` made, and all that is in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alive(folder: Path) -> bool:
+    """Whether the process that made this folder still runs."""
+    number = folder.name.removeprefix(PREFIX).partition("-")[0]
+    if not number.isdecimal():
+        return True
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
