@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from amem_cli.engine.models.gguf import _bfloat16, convert, convert_chunks
 from kvstore.disk import files
 from kvstore.errors import AmemError, ModelMismatchError
-from tests.support.models import tiny_model
+from tests.support.models.chat import tiny_model
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip

@@ -15,7 +15,7 @@ from tools.layers import UNLISTED, Area, breaches
 from tools.source import Module, read
 from tools.spelling import literals
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 # A small tree without a fault.
 SOUND = {

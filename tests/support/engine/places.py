@@ -10,6 +10,8 @@ from amem_cli.engine.models.registry import find
 from amem_cli.engine.turns.engine import Engine
 from amem_cli.engine.turns.requests import Generation
 from kvstore.commit.journal import Actor
+from kvstore.format.document import replace
+from kvstore.format.manifest import Manifest
 from kvstore.history.resolve import State
 from kvstore.naming import parse_ref
 from kvstore.store import Store
@@ -34,6 +36,11 @@ class Place:
     def files(self) -> dict[Path, tuple[int, int]]:
         paths = (path for path in (self.root / "store").rglob("*") if path.is_file())
         return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
+
+
+def kept(manifest: Manifest) -> Manifest:
+    """What two runs of the same text must agree on."""
+    return replace(manifest, agent="", domain="", salt="", created="", pages=(), window_blocks=(), tail=None)
 
 
 def resident() -> int:

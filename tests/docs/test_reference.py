@@ -31,7 +31,7 @@ from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.support.reading import State
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 TEXT = "The cat sat on the mat and thought of the river that runs through the city. " * 27
 
