@@ -2,7 +2,7 @@
 
 A kind is a value: what one such file is called, where it lies, its mode, its largest size, and how its bytes become a
 document. Everything that lists, names, checks or deletes files goes through OBJECT_KINDS, so that a new kind is one
-value here. References from a state to its objects are in `kvstore.graph.references`.
+value here. References from a state to its objects are in `kvstore.format.references`.
 """
 
 import hashlib

@@ -67,7 +67,7 @@ def literal(code: str, path: str = "kvstore/gc/plan.py") -> Case:
 
 
 FAULTS = {
-    "13 modules": Case("crowded", folder("kvstore/disk", 13), "kvstore/disk"),
+    "15 modules": Case("crowded", folder("kvstore/disk", 15), "kvstore/disk"),
     "14 modules and a folder": Case("crowded", folder("tests/a", 14) | folder("tests/a/b", 1), "tests/a"),
     "higher": upward("kvstore/errors.py", "from kvstore.format.block import Block"),
     "higher, whole": upward("kvstore/errors.py", "import kvstore.archive"),
