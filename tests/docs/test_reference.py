@@ -37,7 +37,7 @@ TEXT = "The cat sat on the mat and thought of the river that runs through the ci
 
 
 @pytest.fixture(
-    params=[("llama", "q4-channel"), ("llama", "q8-channel"), ("llama", "q4-token"), ("gemma3_text", "q4-channel")],
+    params=[*(("llama", codec) for codec in sorted(CODECS)), ("gemma3_text", "q4-channel")],
     ids="-".join,
 )
 def store(request: pytest.FixtureRequest, tiny: Callable[[str], Path], tmp_path: Path) -> Store:

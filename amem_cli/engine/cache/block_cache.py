@@ -5,7 +5,7 @@ Keys, scores and outputs are sums over both.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -14,22 +14,21 @@ import numpy.typing as npt
 
 from amem_cli.engine.cache.codec import Quantized, axes_of, dequantize, quantize
 from amem_cli.engine.cache.layer_group_cache import LayerGroupCache, TailArray
-from amem_cli.engine.cache.slabs import Buffer, HostArray, Slab, SlabPool, SlabShape, host_view, part_bytes
+from amem_cli.engine.cache.slabs import (
+    Buffer,
+    HostArray,
+    SideReader,
+    Slab,
+    SlabPool,
+    SlabShape,
+    group_slice,
+    part_bytes,
+    put,
+    to_host,
+)
 from kvstore.format.codecs import Axis, Codec
 from kvstore.format.layers import LayerGroup, recent_parts, refined_parts
 from kvstore.format.parts import BLOCK_TOKENS, GROUP_TOKENS
-
-
-@dataclass(frozen=True)
-class Side:
-    """How attention reads the keys or the values of a layer group: codes from slabs, and recent tokens.
-
-    read(slab, slots, layer): [slots, heads, rows, ...] along `axis`; recent: [layers, heads, 64, dim] bfloat16.
-    """
-
-    read: Callable[[Slab, slice, int], Quantized]
-    axis: Axis
-    recent: Buffer
 
 
 class BlockCache(LayerGroupCache):
@@ -46,8 +45,8 @@ class BlockCache(LayerGroupCache):
         recent = recent_parts(group, GROUP_TOKENS)
         pool.count(sum(part.nbytes for part in recent))
         self.recent_k, self.recent_v = (Buffer(part) for part in recent)
-        self.keys = Side(Slab.keys, self.axes.keys, self.recent_k)
-        self.values = self.keys if group.latent else Side(Slab.values, self.axes.values, self.recent_v)
+        self.keys = SideReader(Slab.keys, self.axes.keys, self.recent_k)
+        self.values = self.keys if group.latent else SideReader(Slab.values, self.axes.values, self.recent_v)
 
     @classmethod
     @abstractmethod
@@ -154,7 +153,7 @@ class BlockCache(LayerGroupCache):
     def groups(self, block: int, start: int, stop: int) -> list[HostArray]:
         """The host's views of groups `start` to `stop` of a block's parts (not contiguous)."""
         axes = (self.axes.keys,) * 3 + (self.axes.values,) * 3
-        return [_group_slice(part, axis, start, stop) for part, axis in zip(self._slot(block), axes, strict=True)]
+        return [group_slice(part, axis, start, stop) for part, axis in zip(self._slot(block), axes, strict=True)]
 
     def recent(self, tokens: int) -> list[HostArray]:
         """The host's views of the first `tokens` recent keys and values: [layers, heads, tokens, dim] as uint16."""
@@ -271,14 +270,14 @@ class BlockCache(LayerGroupCache):
         if intake.codes:
             start = self.quantized % BLOCK_TOKENS // GROUP_TOKENS
             stop = start + (self.offset % GROUP_TOKENS + intake.tokens) // GROUP_TOKENS
-            _put(intake.codes, self.groups(self.quantized // BLOCK_TOKENS, start, stop))
+            put(intake.codes, self.groups(self.quantized // BLOCK_TOKENS, start, stop))
         if intake.rest:
-            _put(intake.rest, self._rest_of(0))
+            put(intake.rest, self._rest_of(0))
         recent = intake.recent_k.shape[2]
         if recent:
             at = slice(intake.recent_at, intake.recent_at + recent)
-            self.recent_k.host[:, :, at] = _host(intake.recent_k)
-            self.recent_v.host[:, :, at] = _host(intake.recent_v)
+            self.recent_k.host[:, :, at] = to_host(intake.recent_k)
+            self.recent_v.host[:, :, at] = to_host(intake.recent_v)
         self.offset += intake.tokens
 
     def tail(self, block: int, tokens: int) -> list[TailArray]:
@@ -318,20 +317,3 @@ class Intake:
 
     def arrays(self) -> list[mx.array]:
         return [*self.codes, *self.rest, self.recent_k, self.recent_v]
-
-
-def _put(arrays: Sequence[mx.array], targets: Sequence[HostArray]) -> None:
-    for target, array in zip(targets, arrays, strict=True):
-        target[...] = _host(array)
-
-
-def _host(array: mx.array) -> HostArray:
-    return host_view(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
-
-
-def _group_slice(part: HostArray, axis: Axis, start: int, stop: int) -> HostArray:
-    """Groups `start` to `stop` of a block's part: the tokens are its last axis or the one before."""
-    if axis == "channel":
-        return part[..., start * GROUP_TOKENS : stop * GROUP_TOKENS, :]
-    per_group = part.shape[-1] * GROUP_TOKENS // BLOCK_TOKENS
-    return part[..., start * per_group : stop * per_group]

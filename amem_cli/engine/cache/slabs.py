@@ -10,7 +10,7 @@ those blocks in common may share it.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from amem_cli.engine.backend.huge_pages import zeros
 from amem_cli.engine.cache.codec import Quantized
-from kvstore.format.codecs import Codec
+from kvstore.format.codecs import Axis, Codec
 from kvstore.format.layers import LayerGroup, quantized_parts
-from kvstore.format.parts import BLOCK_TOKENS, Part
+from kvstore.format.parts import BLOCK_TOKENS, GROUP_TOKENS, Part
 
 SLAB_BYTES = 64 << 20
 MAX_BLOCKS = 16
@@ -33,6 +33,25 @@ def host_view(array: mx.array) -> HostArray:
     """A writable NumPy view of an evaluated uint16 or uint32 array; the memory is shared."""
     view: HostArray = np.array(array, copy=False)
     return view
+
+
+def put(arrays: Sequence[mx.array], targets: Sequence[HostArray]) -> None:
+    """Copy evaluated arrays into the host's views of slabs."""
+    for target, array in zip(targets, arrays, strict=True):
+        target[...] = to_host(array)
+
+
+def to_host(array: mx.array) -> HostArray:
+    """An evaluated array as the host sees it: bfloat16 as uint16."""
+    return host_view(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+
+
+def group_slice(part: HostArray, axis: Axis, start: int, stop: int) -> HostArray:
+    """Groups `start` to `stop` of a block's part: the tokens are its last axis or the one before."""
+    if axis == "channel":
+        return part[..., start * GROUP_TOKENS : stop * GROUP_TOKENS, :]
+    per_group = part.shape[-1] * GROUP_TOKENS // BLOCK_TOKENS
+    return part[..., start * per_group : stop * per_group]
 
 
 class Buffer:
@@ -117,6 +136,18 @@ class Slab:
             buffer.host.fill(0)
         if self.rest:
             self.rest.clear()
+
+
+@dataclass(frozen=True)
+class SideReader:
+    """How attention reads the keys or the values of a layer group: codes from slabs, and recent tokens.
+
+    read(slab, slots, layer): [slots, heads, rows, ...] along `axis`; recent: [layers, heads, 64, dim] bfloat16.
+    """
+
+    read: Callable[[Slab, slice, int], Quantized]
+    axis: Axis
+    recent: Buffer
 
 
 class SlabPool:

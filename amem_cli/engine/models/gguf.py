@@ -1,8 +1,8 @@
 """GGUF files as MLX model folders: converted once, kept under the digest of the file's content.
 
 Weights are dequantized to bfloat16 a few rows at a time, so that a conversion needs little memory whatever the
-model's size, and written in the layout that mlx-lm loads. Architectures that store the plain transformer block are
-known: gemma3, llama (Mistral is one too) and qwen2. Anything else is refused by its name.
+model's size, and written in the layout that mlx-lm loads. Supported are architectures with the plain transformer
+block: gemma3, llama (Mistral included) and qwen2. Others are refused by name.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ _GEMMA_BLOCK = _BLOCK | {
 }
 _ROPE_FACTORS = "rope_freqs.weight"
 
-# What every Llama 3.x was trained with; GGUF keeps only the factors that come out of it.
+# What every Llama 3.x was trained with; GGUF keeps only the resulting factors.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 Fields = dict[str, Any]
@@ -86,14 +86,13 @@ class _Tensor:
 def convert(source: Path, digest: str, cache: Path) -> Path:
     """The MLX folder of the GGUF file `source`, made in the folder `cache` unless it is there already.
 
-    `digest` stands for the file's content. Raises ModelMismatchError for a file that is no GGUF or holds an unknown
-    model.
+    `digest`: of the file's content. Raises ModelMismatchError for a file that is no GGUF or holds an unknown model.
     """
     return _once(digest, cache, lambda part: _write_folder(_open(source), part))
 
 
 def convert_chunks(chunks: Sequence[Path], sha256: str, cache: Path) -> Path:
-    """`convert` of a GGUF file that comes in pieces. Raises ModelMismatchError where joined they are another file."""
+    """`convert` of a GGUF file in pieces. Raises ModelMismatchError if the joined file has another digest."""
 
     def make(part: Path) -> None:
         joined = part / "joined.gguf"
@@ -121,8 +120,7 @@ def _join(chunks: Sequence[mmap.mmap], sha256: str, target: Path) -> None:
 def _once(digest: str, cache: Path, make: Callable[[Path], None]) -> Path:
     """The folder `digest` in `cache`, filled by `make` unless it is there.
 
-    It comes into place whole or not at all: two processes wait for each other, and the part that one left which died
-    is removed by the next.
+    The rename is atomic: a second process waits for the first, and removes what a killed one left behind.
     """
     folder, part = cache / digest, cache / f"{digest}.part"
     if folder.is_dir():
@@ -136,7 +134,7 @@ def _once(digest: str, cache: Path, make: Callable[[Path], None]) -> Path:
             try:
                 make(part)
             except BaseException:
-                with suppress(AmemError):  # a full disk must get its space back; what failed first is what is told
+                with suppress(AmemError):  # free the disk; the first error is the one to report
                     files.remove_folder(part)
                 raise
             files.sync_dir(part)
@@ -186,15 +184,15 @@ def _write_weights(path: Path, tensors: list[_Tensor]) -> None:
 
 
 def _need(fields: Fields, key: str) -> Any:
-    """A number that the file must tell. Raises ModelMismatchError, also for one that differs from layer to layer."""
+    """A number that the file must hold. Raises ModelMismatchError, also for one that differs from layer to layer."""
     value = fields.get(key)
     if not isinstance(value, int | float):
-        raise ModelMismatchError(f"the GGUF file tells no single {key}", "convert the model to GGUF again")
+        raise ModelMismatchError(f"the GGUF file has no single {key}", "convert the model to GGUF again")
     return value
 
 
 def _place(tensor: ReaderTensor, architecture: str, fields: Fields) -> _Tensor:
-    """`tensor` under its MLX name, with what llama.cpp did to it. Raises ModelMismatchError for an unknown one."""
+    """`tensor` under its MLX name, with llama.cpp's changes to it. Raises ModelMismatchError for an unknown one."""
     gemma = architecture == "gemma3"
     if tensor.name in _TOP:
         return _Tensor(_TOP[tensor.name], tensor, minus_one=gemma and "norm" in tensor.name)
@@ -243,16 +241,22 @@ def _config(architecture: str, fields: Fields, tensors: list[_Tensor], factors: 
     if scaling is not None:
         config["rope_scaling"] = scaling
     if architecture == "gemma3":
-        largest = config["num_hidden_layers"] == 62  # the 27B alone scales by the hidden size
-        config |= {
-            "query_pre_attn_scalar": config["hidden_size"] // heads if largest else head_dim,
-            "sliding_window": need("attention.sliding_window"),
-            "sliding_window_pattern": 6,
-            "rope_local_base_freq": 10000.0,
-        }
+        config |= _gemma_config(config, need("attention.sliding_window"))
     if architecture == "llama":
         config["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in names
     return config
+
+
+def _gemma_config(config: Fields, window: int) -> Fields:
+    """What Gemma 3's config has besides. Only the largest model, with 62 layers, scales queries by the hidden size."""
+    is_largest = config["num_hidden_layers"] == 62
+    by_hidden_size = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "query_pre_attn_scalar": by_hidden_size if is_largest else config["head_dim"],
+        "sliding_window": window,
+        "sliding_window_pattern": 6,
+        "rope_local_base_freq": 10000.0,
+    }
 
 
 def _rope_scaling(get: Any, factors: NDArray[Any] | None, head_dim: int) -> Fields | None:
@@ -283,7 +287,7 @@ def _llama3_factors(scaling: Fields, base: float, head_dim: int) -> NDArray[np.f
 
 
 def _halves_order(rows: int, heads: int) -> NDArray[np.int64]:
-    """Where each row of a rotated projection stands in llama.cpp's order, which interleaves the halves of each head."""
+    """The place of each row of a rotated projection in llama.cpp's order: it interleaves the halves of each head."""
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 

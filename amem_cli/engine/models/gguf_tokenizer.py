@@ -17,9 +17,9 @@ _SPLITS = {
 
 
 def tokenizer_of(fields: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
-    """The tokenizer of a GGUF file's fields, and what belongs into tokenizer_config.json.
+    """The tokenizer of a GGUF file's fields, and the content of tokenizer_config.json.
 
-    Raises ModelMismatchError for a kind of tokenizer that is not known.
+    Raises ModelMismatchError for an unknown kind of tokenizer.
     """
 
     def get(key: str, default: Any = None) -> Any:
@@ -33,9 +33,7 @@ def tokenizer_of(fields: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
         tokenizer = _byte_level(tokens, get("merges"), split)
     else:
         raise ModelMismatchError(f"a GGUF file with a {kind!r} tokenizer of kind {split!r} cannot be read")
-    for type_, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        added = [token for token, its in zip(tokens, types, strict=True) if its == type_]
-        tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in added])
+    _add_special(tokenizer, tokens, types)
 
     def text(role: str) -> str | None:
         id_ = get(f"{role}_token_id")
@@ -57,6 +55,13 @@ def tokenizer_of(fields: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
         "chat_template": fields.get("tokenizer.chat_template"),
     }
     return tokenizer, {key: value for key, value in settings.items() if value is not None}
+
+
+def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """Add control tokens and the user's own, which are matched before any merge."""
+    for type_, special in ((_CONTROL, True), (_USER_DEFINED, False)):
+        added = [token for token, its in zip(tokens, types, strict=True) if its == type_]
+        tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in added])
 
 
 def _byte_level(tokens: list[str], merges: list[str], split: str) -> Tokenizer:

@@ -158,7 +158,7 @@ def report(spec: ModelCacheSpec, codec: Codec) -> list[GroupReport]:
 
 
 def _served(group: LayerGroup, arrays_only: frozenset[int]) -> str:
-    if group.kind == "recurrent":
+    if not group.layer_kind.has_blocks:
         return "states"
     return "arrays" if arrays_only.issuperset(group.layers) else "handle"
 

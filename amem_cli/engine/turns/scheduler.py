@@ -28,10 +28,6 @@ IO_THREADS = 4
 T = TypeVar("T")
 
 
-def _ignore(_error: Exception) -> None:
-    """No listener."""
-
-
 class Ticket(Generic[T]):
     """A submitted turn. `future` ends with its result, or with what it raised."""
 
@@ -98,7 +94,7 @@ class Scheduler:
 
     engine: Engine
     batched: bool = True
-    on_fallback: Callable[[Exception], None] = _ignore
+    on_fallback: Callable[[Exception], None] = lambda _: None
     figures: SchedulerFigures = field(default_factory=SchedulerFigures)
 
     def __post_init__(self) -> None:
