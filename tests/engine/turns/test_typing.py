@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from mypy import api
 
 ROOT = Path(__file__).parents[3]
@@ -41,6 +42,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.long
 def test_a_misspelt_option_and_a_wrong_type_are_errors_of_the_type_checker(tmp_path: Path) -> None:
     snippet = tmp_path / "snippet.py"
     snippet.write_text(PREAMBLE + "".join(f"    {line}\n" for line in ERRORS))

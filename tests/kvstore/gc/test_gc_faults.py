@@ -198,6 +198,7 @@ def writers_and_gc(root: Path, seconds: float) -> int:
     return rounds
 
 
+@pytest.mark.long
 def test_two_writers_and_gc_together() -> None:
     with fast_folder() as folder:
         assert writers_and_gc(folder / "store", 8) > 10

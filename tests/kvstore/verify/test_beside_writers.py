@@ -5,6 +5,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from kvstore.gc.collect import Policy
 from kvstore.gc.collect import collect as collect_garbage
 from kvstore.lifecycle import fork, snapshot
@@ -39,6 +41,7 @@ def collect(root: Path, until: float) -> int:
     return 1
 
 
+@pytest.mark.long
 def test_nothing_is_found_beside_four_writers_and_gc() -> None:
     with fast_folder() as folder:
         store = Store.open_or_create(folder / "store", ACTOR)
