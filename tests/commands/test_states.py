@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.format.kinds import BLOCK, MANIFEST, PAGE
+from kvstore.format.kinds import BLOCK, MANIFEST, PAGE, TAIL
 from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR, GROUP, put_state
@@ -113,6 +113,8 @@ def test_bytes_are_those_on_disk(amem: Amem, store: Store) -> None:
     state = store.resolve(Ref("a"))
     paths = [store.layout.object(state.manifest.domain, BLOCK, row.sha256) for row in store.blocks(state.manifest)]
     paths += [store.layout.object(state.manifest.domain, PAGE, row.sha256) for row in state.manifest.pages]
+    assert state.manifest.tail
+    paths.append(store.layout.object(state.manifest.domain, TAIL, state.manifest.tail.sha256))
     paths.append(store.layout.object(state.manifest.domain, MANIFEST, state.digest))
     assert agent["bytes"] == sum(path.stat().st_size for path in paths)
 

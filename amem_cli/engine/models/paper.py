@@ -40,7 +40,8 @@ def published(config: dict[str, Any], context: int, fp16_bytes: int, q4_bytes: i
     """The paper's counts, from what an agent takes; None unless it counts this model's agents at this context."""
     text = {**config, **(config.get("text_config") or {})}
     keys = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads")
-    found = _MODELS.get(tuple(text.get(key) for key in keys))
+    own = [text.get(key) for key in keys]  # of any type
+    found = next((figures for model, figures in _MODELS.items() if list(model) == own), None)
     if found is None or context != CONTEXT:
         return None
     model, memory = found

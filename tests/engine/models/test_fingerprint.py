@@ -107,6 +107,13 @@ def test_weights_are_read_once(folder: Path, tmp_path: Path) -> None:
     assert compare(remembered, identify(folder, None, "m", memory)) == ["weights"]
 
 
+@pytest.mark.parametrize("wrong", [["0" * 32], [1, "0" * 32], [[1, 2, 3, 4, 5], "zz"], [[1, 2, 3, 4, "5"], "0" * 32]])
+def test_a_damaged_memory_is_not_used(folder: Path, tmp_path: Path, wrong: list[object]) -> None:
+    memory, weights = tmp_path / "digests.json", folder / "model.safetensors"
+    memory.write_text(json.dumps({str(weights): wrong}))
+    assert identify(folder, None, "m", memory) == identify(folder, None, "m", None)
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1}', b"\xff", None])
 def test_a_memory_that_cannot_be_used_is_only_slow(folder: Path, tmp_path: Path, content: bytes | None) -> None:
     memory = tmp_path / "digests.json"
@@ -142,7 +149,7 @@ def test_the_template_is_found_wherever_it_stands(folder: Path) -> None:
 
 
 def test_no_mlx_is_needed() -> None:
-    code = "import sys, amem_cli.engine.fingerprint, amem_cli.engine.registry\n"
+    code = "import sys, amem_cli.engine.models.fingerprint, amem_cli.engine.models.registry\n"
     code += "print([name for name in ('mlx.core', 'mlx_lm', 'transformers', 'numpy', 'gguf') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -192,7 +192,9 @@ def test_a_conversion_that_died_half_way_starts_again(
 
 def test_two_processes_convert_one_file(llama: Path, tmp_path: Path) -> None:
     source = write_gguf(llama, tmp_path / "m.gguf")
-    code = f"from pathlib import Path; from amem_cli.engine.gguf import convert as c; p = Path({str(tmp_path)!r})\n"
+    code = (
+        f"from pathlib import Path; from amem_cli.engine.models.gguf import convert as c; p = Path({str(tmp_path)!r})\n"
+    )
     code += "print(c(p / 'm.gguf', 'd', p / 'cache'))"
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert {process.communicate(timeout=60)[0].strip() for process in running} == {str(tmp_path / "cache" / "d")}

@@ -133,8 +133,8 @@ def test_code_that_a_model_brings_is_never_run(folder: Path, tmp_path: Path) -> 
 
 def test_loading_prints_nothing(folder: Path, tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from amem_cli.engine.model import load\n"
-        "from amem_cli.engine.registry import ModelEntry as E\n"
+        "from pathlib import Path; from amem_cli.engine.models.load import load\n"
+        "from amem_cli.engine.models.registry import ModelEntry as E\n"
         f"f = Path({str(folder)!r}); load(E('m', str(f), 'folder', f), Path({str(tmp_path / 'cache')!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
@@ -143,8 +143,8 @@ def test_loading_prints_nothing(folder: Path, tmp_path: Path) -> None:
 
 def test_a_hub_model_without_a_network_is_one_line(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from amem_cli.engine.sources import materialize\n"
-        "from amem_cli.engine.registry import ModelEntry as E\n"
+        "from pathlib import Path; from amem_cli.engine.models.sources import materialize\n"
+        "from amem_cli.engine.models.registry import ModelEntry as E\n"
         "from kvstore.errors import NotFoundError\n"
         "try: materialize(E('org/none', 'org/none', 'hub'), Path('.'))\n"
         "except NotFoundError as error: print(error.message)"
