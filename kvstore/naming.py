@@ -1,8 +1,9 @@
 """The names that users type: agents, snapshots, domains, and REF, the way a state is named everywhere."""
 
+import os
 import re
-import secrets
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvstore.errors import UsageError
 
@@ -30,11 +31,10 @@ def file_name(name: str) -> str:
 
 def new_id() -> str:
     """A random id of an agent, domain, store or transaction: 128 bits in hex. Names only point to ids."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
-@dataclass(frozen=True)
-class Ref:
+class Ref(Struct, frozen=True):
     """A state: an agent's head, a snapshot of it, the head N commits back, or a commit by its digest."""
 
     agent: str

@@ -1,7 +1,6 @@
 """Reading a store: refs, manifests, pages and blocks. Nothing here writes, locks or needs the index."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -187,5 +186,7 @@ def _breach(found: str) -> IsolationError:
 
 
 def _close(name: str, names: list[str]) -> str:
+    from difflib import get_close_matches  # only here: commands that find what they look for start faster
+
     close = get_close_matches(name, names, n=3) or [other for other in names if other.lower() == name.lower()]
     return f"did you mean {' or '.join(close)}?" if close else "`amem inspect` lists the agents"

@@ -1,7 +1,6 @@
 """The store: open it, hold an agent, begin a transaction."""
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,7 +58,7 @@ class Store(Reader):
         Raises UsageError, ConflictError where a name differs by its case only.
         """
         if name is None:
-            return Domain(new_id(), None, secrets.token_hex(32), timestamp())
+            return Domain(new_id(), None, os.urandom(32).hex(), timestamp())
         check_name("domain", name)
         with Lock(self.layout.lock("domains"), "the list of domains", self.actor.via).acquire(False, INTERNAL_WAIT):
             for domain in self.domains():
@@ -69,7 +68,7 @@ class Store(Reader):
                     raise ConflictError(
                         f"domain {domain.name} exists already", "names must differ by more than their case"
                     )
-            domain = Domain(new_id(), name, secrets.token_hex(32), timestamp())
+            domain = Domain(new_id(), name, os.urandom(32).hex(), timestamp())
             refs.put_domain(self.layout, domain, self.layout.staging / "domain")
             return domain
 

@@ -6,22 +6,16 @@ from pathlib import Path
 import pytest
 
 import amem_cli.engine  # noqa: F401  first of all: it puts a faster BLAS under MLX
-from tests.support import models
+from tests.support.models import real
+from tests.support.models.chat import tiny_model
+from tests.support.models.endless import endless_model
 from tests.support.running import children, memory
-
-_folder = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put temporary folders into memory, unless `--basetemp` or the process that started this one chose a place."""
     if config.option.basetemp is None and (folder := memory.enter()):
-        config.stash[_folder] = folder
         config.option.basetemp = str(folder / "tests")
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if folder := config.stash.get(_folder, None):
-        memory.leave(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,12 +31,12 @@ def _no_child_outlives_its_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def gemma() -> Path:
-    return models.gemma_folder()
+    return real.gemma_folder()
 
 
 @pytest.fixture(scope="session")
 def qwen() -> Path:
-    return models.qwen_folder()
+    return real.qwen_folder()
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +45,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     root = tmp_path_factory.mktemp("tiny")
 
     def folder(kind: str) -> Path:
-        return root / kind if (root / kind).exists() else models.tiny_model(kind, root / kind)
+        return root / kind if (root / kind).exists() else tiny_model(kind, root / kind)
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose answers never end by themselves. Never change what is in it."""
+    return endless_model(tmp_path_factory.mktemp("endless"))

@@ -65,11 +65,13 @@ AREAS = (
     Area(name="amem_cli.commands", layers=("*",), packages=_SHELL),
 )
 
-MOST_SIBLINGS, LONGEST_MODULE, LONGEST_FUNCTION = 12, 300, 40
-CROWDED_BY_DESIGN = {"amem_cli/commands"}  # one module a command
+MOST_SIBLINGS, LONGEST_MODULE, LONGEST_FUNCTION = 14, 300, 40
+CROWDED_BY_DESIGN = {"amem_cli/commands", "tests/commands"}  # one module a command
 
 KINDS_MODULE = "kvstore/format/kinds.py"  # the one module that spells out the kinds of objects
 EXEMPTIONS = (
+    Exemption("kvstore/format", "pages", key=False, reason="a field of manifests, in the table of references"),
+    Exemption("kvstore/format", "tail", key=False, reason="a field of manifests, in the table of references"),
     Exemption("amem_cli/engine", "model*.safetensors", key=False, reason="a model's weights"),
     Exemption("amem_cli/engine", "model.safetensors", key=False, reason="a model's weights"),
     Exemption("amem_cli/engine", "adapters.safetensors", key=False, reason="an adapter that mlx-lm trained"),

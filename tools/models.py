@@ -16,7 +16,8 @@ from kvstore.commit.journal import Actor
 from kvstore.errors import ModelMismatchError
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from kvstore.store import Store
-from tests.support import kinds, resuming
+from tests.support.engine import resuming
+from tests.support.models import kinds
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- python -m tools.models writes this -->\n", "<!-- until here -->\n"

@@ -10,7 +10,7 @@ from amem_cli.shell.options import Call, DryRun, command, new_app
 from amem_cli.shell.output import Output, counted, digest, human_size
 from amem_cli.shell.quantities import check_age, check_size, parse_age, parse_size
 from kvstore.errors import PartialError
-from kvstore.format.kinds import OBJECT_KINDS
+from kvstore.format.kinds import kind_named
 
 if TYPE_CHECKING:
     from kvstore.gc.collect import GCResult
@@ -30,7 +30,6 @@ KeepHistory = Annotated[
     int, typer.Option("--keep-history", metavar="N", min=0, help="Earlier states to keep of each agent.")
 ]
 
-_OBJECTS = {kind.name for kind in OBJECT_KINDS}
 _REASONS = {
     "history": "states older than the kept history",
     "evicted": "caches of evicted agents",
@@ -56,7 +55,7 @@ def gc(
     age = None if older_than is None else parse_age(older_than)
     done = collect(call.open_store(), Policy(keep_history, limit, age), dry_run)
     for found in done.collected:
-        call.out.line("object", **asdict(found), digest=digest(found.name) if found.kind in _OBJECTS else None)
+        call.out.line("object", **asdict(found), digest=digest(found.name) if kind_named(found.kind) else None)
     _print(call.out, done)
     call.out.result(
         call.command,

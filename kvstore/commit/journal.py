@@ -8,11 +8,11 @@ cuts off the torn line, and appends a line `void` after the intent. Lines hold i
 import hashlib
 import os
 import pwd
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kvstore.disk import files
 from kvstore.disk.clock import timestamp
@@ -26,8 +26,7 @@ NO_LINE = "0" * 64  # `prev` of the first line
 MAX_LINE = 1 << 16  # bytes
 
 
-@dataclass(frozen=True)
-class Actor:
+class Actor(Struct, frozen=True):
     """Who makes a change and how: `via` is the command, `version` that of amem, `claimed` what the user says."""
 
     uid: int
@@ -45,7 +44,7 @@ class Actor:
             user = pwd.getpwuid(uid).pw_name
         except KeyError:  # a container's user without an entry
             user = str(uid)
-        return cls(uid, user, socket.gethostname(), claimed, via, version)
+        return cls(uid, user, os.uname().nodename, claimed, via, version)
 
 
 class Change(Document, frozen=True):

@@ -9,12 +9,12 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import xxhash
+from msgspec import Struct
 
 from kvstore.disk import files
 from kvstore.disk.canonical_json import load
@@ -29,17 +29,15 @@ SLICE = 1 << 20  # bytes
 _LEAD = b'{"__metadata__":'
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(Struct, frozen=True):
     """What a block or a tail says of itself, as the metadata of its file."""
 
     def metadata(self) -> dict[str, str]:
         """The fields as text."""
-        return {field.name: str(getattr(self, field.name)) for field in fields(self)}
+        return {name: str(getattr(self, name)) for name in self.__struct_fields__}
 
 
-@dataclass(frozen=True)
-class BlockHeader(Header):
+class BlockHeader(Header, frozen=True):
     """What a block says of itself. `parent_key` is "" at position 0."""
 
     domain: str
@@ -52,8 +50,7 @@ class BlockHeader(Header):
     format: int = 1
 
 
-@dataclass(frozen=True)
-class TailHeader(Header):
+class TailHeader(Header, frozen=True):
     """What a tail says of itself: it holds `tokens` tokens from `position` on."""
 
     domain: str
@@ -65,8 +62,7 @@ class TailHeader(Header):
     format: int = 1
 
 
-@dataclass(frozen=True)
-class FileDigest:
+class FileDigest(Struct, frozen=True):
     """SHA-256 and xxh3-64 of a whole file, in hex, and its size in bytes."""
 
     sha256: str

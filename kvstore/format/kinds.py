@@ -2,14 +2,15 @@
 
 A kind is a value: what one such file is called, where it lies, its mode, its largest size, and how its bytes become a
 document. Everything that lists, names, checks or deletes files goes through OBJECT_KINDS, so that a new kind is one
-value here. References from a state to its objects are in `kvstore.graph.references`.
+value here. References from a state to its objects are in `kvstore.format.references`.
 """
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from kvstore.format.document import Document
 from kvstore.format.manifest import decode_manifest, decode_page
@@ -18,8 +19,7 @@ from kvstore.format.records import AgentRef, Domain, SnapshotRef
 _DIGITS = frozenset("0123456789abcdef")
 
 
-@dataclass(frozen=True)
-class RefKind:
+class RefKind(Struct, frozen=True):
     """A kind of file that is named by a user or by an id, and that changes: a ref or a domain.
 
     `folder` is relative to the store. `file` is the file's own name where its folder bears the id.
@@ -37,8 +37,7 @@ SNAPSHOT = RefKind("snapshot", "refs/snapshots", SnapshotRef)
 DOMAIN = RefKind("domain", "domains", Domain, file="domain.json")
 
 
-@dataclass(frozen=True, eq=False)  # compared and hashed by identity: sets of objects are large
-class ObjectKind:
+class ObjectKind(Struct, frozen=True, eq=False):  # compared and hashed by identity: sets of objects are large
     """A kind of immutable file, named by the SHA-256 of its bytes. `folder` is relative to its domain's."""
 
     name: str

@@ -2,15 +2,15 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kvstore.format.kinds import AGENT, DOMAIN, OBJECT_KINDS, SNAPSHOT, ObjectKind
 from kvstore.naming import file_name
 
 
-@dataclass(frozen=True)
-class StoreLayout:
+class StoreLayout(Struct, frozen=True):
     """The paths of the store at `root`. Nothing here touches the disk."""
 
     root: Path

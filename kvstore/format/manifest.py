@@ -20,6 +20,7 @@ from kvstore.format.layers import LayerGroup
 
 FORMAT: Literal[1] = 1
 REFINED = "refined-codes"  # the feature: blocks at position 0 hold a second layer of codes
+FEATURES = frozenset({REFINED})  # what this version can read
 PAGE_TOKENS = 4096
 EVICT = "evict"  # the op of a state that holds tokens and feeds only
 TAKES_OVER = ("fork", "restore", "import")  # ops of a state that continues the one that it `resumes`
@@ -87,7 +88,7 @@ class Sampling(Document, frozen=True):
 class Manifest(Document, frozen=True):
     """Everything needed to resume an agent at `cached` tokens; tokens beyond that are known and still pending.
 
-    Fields that name other files or states are listed in `kvstore.graph.references`.
+    Fields that name other files or states are listed in `kvstore.format.references`.
     """
 
     agent: Id  # ids, not names
@@ -154,10 +155,16 @@ def encode(document: Manifest | Page) -> bytes:
     return dump(values)
 
 
+def _are_known(features: Any) -> bool:
+    """Whether this version can read states with these features, each named once."""
+    named = isinstance(features, list) and all(isinstance(feature, str) for feature in features)
+    return named and FEATURES.issuperset(features) and len(features) == len(set(features))
+
+
 def _decode(data: bytes, kind: type[D], what: str) -> D:
     try:
         version = parse(data, _Version)
-        if version.format != FORMAT or version.features not in ([], [REFINED]):
+        if version.format != FORMAT or not _are_known(version.features):
             raise NoStoreError(f"{what} was written by another version of amem", "use the version that wrote it")
         return parse(data, kind)
     except ValueError as error:

@@ -5,8 +5,9 @@ manifest or a page that names files is one entry here. Files that no entry names
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from kvstore.format.kinds import BLOCK, PAGE, TAIL, ObjectKind, StoredObject
 from kvstore.format.manifest import BlockRow, FileRow, Manifest, decode_page_blocks
@@ -21,8 +22,7 @@ class NamedFile(NamedTuple):
     bytes: int
 
 
-@dataclass(frozen=True)
-class StateReference:
+class StateReference(Struct, frozen=True):
     """A field of a manifest that names files of one kind."""
 
     field: str
@@ -30,8 +30,7 @@ class StateReference:
     rows: Callable[[Manifest], Iterable[Row]]
 
 
-@dataclass(frozen=True)
-class ObjectReference:
+class ObjectReference(Struct, frozen=True):
     """Objects of one kind that name files of another. `rows` reads them from bytes: (bytes, name in errors)."""
 
     source: ObjectKind

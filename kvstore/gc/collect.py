@@ -21,7 +21,7 @@ from kvstore.commit.staging import shared_store_lock
 from kvstore.disk import files
 from kvstore.disk.locks import INTERNAL_WAIT, Lock
 from kvstore.errors import AmemError, NoSpaceError
-from kvstore.format.kinds import OBJECT_KINDS
+from kvstore.format.kinds import kind_named
 from kvstore.gc.evict import evict, evicted_bytes, is_evictable
 from kvstore.gc.plan import GCPlan, plan_gc
 from kvstore.gc.report import Collected, FormerOwners, report_eviction, report_foreign, report_garbage
@@ -30,7 +30,6 @@ from kvstore.graph.roots import Root
 from kvstore.store import BALLAST, Store
 
 KEEP_HISTORY = 10
-_OBJECTS = {kind.name for kind in OBJECT_KINDS}
 
 
 @dataclass(frozen=True)
@@ -152,12 +151,12 @@ def _evict_all(store: Store, chosen: Sequence[Root]) -> tuple[list[Root], set[st
 
 def _result(store: Store, policy: Policy, plan: GCPlan, collected: Sequence[Collected], dry_run: bool) -> GCResult:
     deleted = [found for found in collected if found.action == "deleted"]
-    left = [found for found in collected if found.action == "failed" and found.kind in _OBJECTS]
+    left = [found for found in collected if found.action == "failed" and kind_named(found.kind)]
     kept_bytes = plan.kept_bytes + sum(found.bytes for found in left)
     return GCResult(
         collected=(*collected, *report_foreign(store.layout, plan)),
         freed_bytes=sum(found.bytes for found in deleted),
-        freed_objects=sum(found.kind in _OBJECTS for found in deleted),
+        freed_objects=sum(kind_named(found.kind) is not None for found in deleted),
         kept_bytes=kept_bytes,
         kept_objects=plan.kept_objects + len(left),
         over_limit=0 if policy.max_bytes is None else max(0, kept_bytes - policy.max_bytes),

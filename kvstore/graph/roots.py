@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kvstore.commit import refs
 from kvstore.commit.journal import VOID, read_journal
@@ -15,8 +16,7 @@ from kvstore.reader import Reader
 ENDS = (refs.REMOVE, refs.ERASE, VOID)  # of lines after which an agent may have gone
 
 
-@dataclass(frozen=True)
-class Root:
+class Root(Struct, frozen=True):
     """A ref. An agent's has no `snapshot`, a snapshot's has no `updated`."""
 
     path: Path

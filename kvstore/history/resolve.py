@@ -5,7 +5,8 @@ of it: the state after it takes over its `previous`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kvstore.errors import NotFoundError, UsageError
 from kvstore.format.manifest import Manifest
@@ -16,8 +17,7 @@ from kvstore.naming import Ref
 from kvstore.reader import Reader
 
 
-@dataclass(frozen=True)
-class State:
+class State(Struct, frozen=True):
     """The state that a REF names: a manifest and its digest, with the agent's ref at that time."""
 
     ref: Ref

@@ -15,7 +15,7 @@ from benchmarks.caches import Reference, StoredAgent
 from benchmarks.models import new_store
 from kvstore.format.codecs import CODECS
 from kvstore.format.layout import StoreLayout
-from tests.support.models import KINDS
+from tests.support.models.chat import KINDS
 
 IDS = [n * n % 251 for n in range(384)]
 

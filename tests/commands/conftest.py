@@ -52,6 +52,12 @@ def amem_process(environment: dict[str, str], tmp_path: Path) -> Amem:
     return run
 
 
+@pytest.fixture(scope="session")
+def model(endless: Path) -> Path:
+    """The model of commands' tests: its answers never end by themselves."""
+    return endless
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A store with the agent `a`: two states, of 300 and 700 tokens."""

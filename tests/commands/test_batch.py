@@ -14,21 +14,16 @@ import pytest
 from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR
+from tests.support.models.endless import endless_model
 from tests.support.running import children
 from tests.support.running.amem import COMMAND, Amem, lines
 from tests.support.running.terminal import Terminal
-from tests.support.tiny import make_tiny_model
 
 Line = dict[str, Any]
 TURN_KEYS = (
     "type line id op agent ok state model domain manifest before tokens reused prefilled generated parted_at load_ms "
     "ttft_ms new_blocks bytes_written seconds complete recomputed"
 )
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def ndjson(*requests: Line) -> bytes:
@@ -132,7 +127,7 @@ def test_each_line_fails_alone(amem: Amem, model: Path) -> None:
 
 
 def test_one_model_a_process(amem: Amem, model: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    other = make_tiny_model(tmp_path_factory.mktemp("other"))
+    other = endless_model(tmp_path_factory.mktemp("other"))
     requests = ndjson(prefill("a", model=str(model)), prefill("b", model=str(other)), prefill("c"))
     done = amem("batch", "-", stdin=requests)
     found = by_id(lines(done))

@@ -13,16 +13,10 @@ from tests.commands.conftest import ACTOR, put_state
 from tests.commands.test_main import HEAVY, loaded
 from tests.commands.test_states import files_below
 from tests.support.running.amem import Amem, lines
-from tests.support.tiny import make_tiny_model
 
 COMMIT_KEYS = (
     "type agent state op created tokens complete previous resumes origin note snapshots forks turns stop sampling"
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from kvstore.store import Store
 from tests.commands.conftest import put_state
 from tests.support.running.amem import COMMAND, Amem, lines
 from tests.support.running.terminal import on_terminal
-from tests.support.tiny import make_tiny_model
 
 PROMPT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhel\x1b[31mlo"
 
@@ -114,10 +113,7 @@ def test_lines_fit_a_narrow_terminal_but_for_digests(amem: Amem) -> None:
     assert all("sha256:" in line for line in long)
 
 
-def test_text_is_what_was_said_and_raw_the_prompt(
-    amem: Amem, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    model: Path = make_tiny_model(tmp_path_factory.mktemp("model"))
+def test_text_is_what_was_said_and_raw_the_prompt(amem: Amem, environment: dict[str, str], model: Path) -> None:
     made = amem("prefill", "t", "--model", str(model), "--system", "Be brief.", stdin=b"hel\x1b[31mlo\n")
     assert made.returncode == 0, made.stderr
     assert amem("inspect", "t", "--text").stdout == "[system] Be brief.\n[user] hel\x1b[31mlo\n"

@@ -15,12 +15,12 @@ from amem_cli.engine.cache.slabs import SlabPool
 from amem_cli.engine.models.plan import describe_config, layouts
 from kvstore.errors import ModelMismatchError
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
-from tests.support import kinds
-from tests.support.configs import WINDOW
+from tests.support.models import kinds
+from tests.support.models.base_config import WINDOW
 from tests.support.running import children
 from tests.support.running.amem import Amem, lines
 
-CONFIGS = Path(__file__).parents[1] / "fixtures" / "configs"
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 BUDGET = int(10.2 * 2**30)  # bytes
 Q4 = CODECS[DEFAULT_CODEC]
 

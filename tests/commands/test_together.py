@@ -4,18 +4,10 @@ import json
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR
 from tests.support.running import children
 from tests.support.running.amem import COMMAND, Amem
-from tests.support.tiny import make_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:

@@ -12,9 +12,9 @@ from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR
 from tests.support.making import commit
+from tests.support.models.endless import endless_model
 from tests.support.running import children
 from tests.support.running.amem import Amem, lines
-from tests.support.tiny import make_tiny_model
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_an_export_that_fails_leaves_no_file(amem: Amem, store: Store, tmp_path:
 def test_a_prompt_cache_there_and_back(amem: Amem, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    model = str(make_tiny_model(folder))
+    model = str(endless_model(folder))
     assert amem("prefill", "t", "--model", model, stdin=b"The quick brown fox. " * 20).returncode == 0
     done = amem("export", "t", "--format", "mlx-lm", "-o", "t.safetensors", "--json")
     [result] = lines(done)

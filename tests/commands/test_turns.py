@@ -15,18 +15,12 @@ from tests.commands.conftest import ACTOR
 from tests.support.running import children
 from tests.support.running.amem import COMMAND, Amem, lines
 from tests.support.running.terminal import Terminal
-from tests.support.tiny import make_tiny_model
 
 RESULT_KEYS = (
     "type command ok agent model domain manifest before tokens reused prefilled generated parted_at load_ms ttft_ms",
     "new_blocks bytes_written seconds complete recomputed",
 )
 LONG = ("--max-tokens", "100000")
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

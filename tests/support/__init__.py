@@ -1,0 +1,1 @@
+"""What tests share: running commands, making models and stores, damaging them, and reading what is left."""

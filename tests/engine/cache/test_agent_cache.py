@@ -9,7 +9,7 @@ from amem_cli.engine.cache.attention_caches import FullCache, ring_blocks
 from amem_cli.engine.cache.slabs import SlabPool
 from kvstore.format.codecs import CODECS
 from kvstore.format.layers import quantized_parts
-from tests.support.caches import fill, held, layer_group, passes_of
+from tests.support.engine.caches import fill, held, layer_group, passes_of
 
 
 @pytest.mark.parametrize("window", [None, 64, 512])

@@ -14,8 +14,8 @@ from amem_cli.engine.cache.attention import decode_attention
 from amem_cli.engine.cache.codec import MANY_ROWS
 from kvstore.format.codecs import CODECS
 from kvstore.format.document import replace
-from tests.support import kinds
-from tests.support.caches import Filled, attention, fill, held, layer_group
+from tests.support.engine.caches import Filled, attention, fill, held, layer_group
+from tests.support.models import kinds
 
 ROUNDING = 2e-4
 

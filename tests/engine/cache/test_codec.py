@@ -8,7 +8,7 @@ from amem_cli.engine.cache.codec import dequantize, quantize
 from kvstore.format.codecs import Axis
 from kvstore.format.document import replace
 from kvstore.format.parts import GROUP_TOKENS
-from tests.support.caches import fill, held, layer_group
+from tests.support.engine.caches import fill, held, layer_group
 
 
 @pytest.mark.parametrize("bits", [4, 8])

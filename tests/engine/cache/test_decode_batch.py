@@ -17,8 +17,8 @@ from amem_cli.engine.models.load import LoadedModel, load
 from amem_cli.engine.models.registry import find
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from kvstore.format.layout import StoreLayout
-from tests.support import kinds
-from tests.support.models import KINDS, Kind
+from tests.support.models import kinds
+from tests.support.models.chat import KINDS, Kind
 
 Tiny = Callable[[Kind], Path]
 # A row's keys go into bfloat16; a difference in the last bit of float32 can move one of them to its neighbour.

@@ -15,7 +15,7 @@ from amem_cli.engine.models.registry import find
 from kvstore.format.codecs import CODECS
 from kvstore.format.layers import bytes_per_token
 from kvstore.format.layout import StoreLayout
-from tests.support import kinds
+from tests.support.models import kinds
 
 PASSES = (200, 56, 1, 1, 5, 1)
 

@@ -16,7 +16,7 @@ from kvstore.errors import ModelMismatchError
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from kvstore.format.layers import stored_axes
 from tests.engine.turns.test_resume import KINDS
-from tests.support import kinds
+from tests.support.models import kinds
 from tools import models
 
 PASSES = (200, 56, 70, 1, 1, 1, 12, 1, 1)  # to block's ends, on within one, and steps

@@ -25,8 +25,8 @@ from kvstore.format.parts import Dtype, Part
 from kvstore.gc.evict import evict
 from kvstore.graph.roots import read_root
 from kvstore.naming import Ref
-from tests.support import kinds
-from tests.support.places import SENTENCE, SHORT, Place
+from tests.support.engine.places import SENTENCE, SHORT, Place
+from tests.support.models import kinds
 
 RECURRENT = ["mamba2", "qwen3_next", "falcon_h1", "recurrent_gemma"]  # alone, beside full layers, in them, and windows
 Folder = Callable[[str], Path]

@@ -14,8 +14,8 @@ from kvstore.errors import DamageError, ModelMismatchError, UsageError
 from kvstore.format.kinds import BLOCK
 from kvstore.format.layout import StoreLayout
 from kvstore.naming import Ref
-from tests.support.models import Kind, tiny_model
-from tests.support.places import SENTENCE, SHORT, Place
+from tests.support.engine.places import SENTENCE, SHORT, Place
+from tests.support.models.chat import Kind, tiny_model
 
 Tiny = Callable[[Kind], Path]
 

@@ -24,8 +24,8 @@ from kvstore.naming import Ref
 from kvstore.remove.remove import remove_domain
 from kvstore.verify.checks import Checks
 from kvstore.verify.verify import verify
-from tests.support.caches import layer_group
-from tests.support.places import SENTENCE, Place
+from tests.support.engine.caches import layer_group
+from tests.support.engine.places import SENTENCE, Place
 
 Tiny = Callable[[str], Path]
 SLAB_TOKENS = 16 * BLOCK_TOKENS

@@ -12,7 +12,7 @@ from amem_cli.engine.models import fingerprint
 from amem_cli.engine.models.fingerprint import PARTS, compare, identify
 from amem_cli.engine.models.folder import chat_template
 from kvstore.errors import ModelMismatchError, NotFoundError
-from tests.support.models import tiny_model
+from tests.support.models.chat import tiny_model
 
 
 @pytest.fixture

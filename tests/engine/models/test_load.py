@@ -15,7 +15,7 @@ from amem_cli.engine.models.registry import DEMO, ModelEntry, find
 from amem_cli.engine.models.sources import materialize
 from kvstore.errors import ModelMismatchError, NotFoundError
 from kvstore.format.layout import StoreLayout
-from tests.support.models import KINDS, tiny_model
+from tests.support.models.chat import KINDS, tiny_model
 
 
 def entry(folder: Path, adapter: Path | None = None) -> ModelEntry:

@@ -6,7 +6,7 @@ import pytest
 from amem_cli.engine.models import registry
 from kvstore.errors import AmemError, ConflictError, DamageError, NotFoundError, UsageError
 from kvstore.format.layout import StoreLayout
-from tests.support.models import tiny_model
+from tests.support.models.chat import tiny_model
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from kvstore.history.resolve import State
 from kvstore.naming import Ref
 from kvstore.store import Store
-from tests.support.models import WINDOW, Kind, tiny_model
+from tests.support.models.chat import WINDOW, Kind, tiny_model
 
 IDS = [(7 * n) % 250 + 4 for n in range(400)]
 

@@ -11,7 +11,7 @@ from amem_cli.engine.models.tokenizer import prompt_format
 from amem_cli.engine.prompt.template import cut
 from amem_cli.engine.prompt.tokens import PromptFormat
 from kvstore.errors import ModelMismatchError, UsageError
-from tests.support.models import CHATML, tiny_tokenizer
+from tests.support.models.tokenizers import CHATML, tiny_tokenizer
 
 LLAMA3 = (
     "{{ bos_token }}{% for m in messages %}"

@@ -8,7 +8,8 @@ from amem_cli.engine.models.tokenizer import prompt_format
 from amem_cli.engine.prompt.tokens import PromptFormat
 from amem_cli.engine.prompt.transcript import Text, Transcript, common_prefix, transcript_of
 from kvstore.errors import UsageError
-from tests.support.models import tiny_model, tiny_tokenizer
+from tests.support.models.chat import tiny_model
+from tests.support.models.tokenizers import tiny_tokenizer
 
 # the system text stands inside the first user turn
 FOLDED = """\

@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 
 from amem_cli.engine.prompt.transcript import Text
-from amem_cli.engine.turns.requests import ChatOptions, ExtendOptions, Generation, PrefillOptions, Watcher
+from amem_cli.engine.turns.requests import ChatOptions, ExtendOptions, Generation, PrefillOptions
 from kvstore import lifecycle
 from kvstore.errors import ConflictError, NotFoundError, UsageError
 from kvstore.format.document import replace
 from kvstore.naming import Ref
-from tests.support.models import KINDS, Kind
-from tests.support.places import SENTENCE, SHORT, Place, blocks_of, comparable, resident, stop_after
+from tests.support.engine.places import SENTENCE, SHORT, Place, kept, resident
+from tests.support.models.chat import KINDS, Kind
 
 Tiny = Callable[[Kind], Path]
+
+
+def blocks(place: Place, ref: str) -> list[tuple[str, int, str]]:
+    return sorted((row.group, row.position, row.sha256) for row in place.store.blocks(place.state(ref).manifest))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -30,7 +34,7 @@ def test_answer_in_a_new_engine_is_the_one_of_the_old(kind: Kind, tiny: Tiny, pl
     assert (one.text, two.text) == (other.text, again.text)
     assert one.reused == place.state("a~2").manifest.cached > 256
     assert one.prefilled == one.tokens - one.generated - one.reused
-    assert comparable(place.state("a").manifest).feeds == comparable(place.state("b").manifest).feeds
+    assert kept(place.state("a").manifest).feeds == kept(place.state("b").manifest).feeds
     assert (
         place.store.tokens(place.state("a").manifest).tolist() == place.store.tokens(place.state("b").manifest).tolist()
     )
@@ -53,35 +57,80 @@ def test_the_same_prompt_twice(tiny: Tiny, place: Place) -> None:
     engine.prefill("a", [Text(SENTENCE * 10)], PrefillOptions(domain="d"))
     engine.prefill("b", [Text(SENTENCE * 10)], PrefillOptions(domain="d"))
     assert place.state("a").manifest.cached == place.state("b").manifest.cached
-    assert blocks_of(place, "a") == blocks_of(place, "b")
+    assert blocks(place, "a") == blocks(place, "b")
     answers = [engine.chat(Ref(name), [Text("Go on.")], SHORT) for name in ("a", "b")]
     assert answers[0].text == answers[1].text and answers[0].tokens == answers[1].tokens
 
 
-def test_stopped_before_its_first_token_a_turn_did_not_happen(tiny: Tiny, place: Place) -> None:
+def test_same_prefill_again_changes_nothing(tiny: Tiny, place: Place) -> None:
+    engine = place.engine(tiny("llama"))
+    first = engine.prefill("a", [Text(SENTENCE)])
+    assert first.changed and first.reused == 0
+    before = place.files()
+    again = engine.prefill("a", [Text(SENTENCE)])
+    assert not again.changed and again.prefilled == 0 and again.manifest == first.manifest
+    engine.chat(Ref("a"), [Text("Well?")], SHORT)
+    assert not engine.prefill("a", [Text(SENTENCE)]).changed
+    assert before.keys() <= place.files().keys()
+
+
+def test_other_text_is_a_conflict_and_a_mere_beginning_too(tiny: Tiny, place: Place) -> None:
     engine = place.engine(tiny("llama"))
     engine.prefill("a", [Text(SENTENCE)])
     head = place.state("a").digest
-    result = engine.chat(Ref("a"), [Text(SENTENCE * 30)], SHORT, watcher=stop_after(1))
-    assert (result.finish, result.generated, result.manifest) == ("interrupted", 0, None)
+    for text in (SENTENCE + "More.", SENTENCE[:20], "Other"):
+        with pytest.raises(ConflictError, match="another text"):
+            engine.prefill("a", [Text(text)])
     assert place.state("a").digest == head
-    assert engine.chat(Ref("a"), [Text("Well?")], SHORT).before == head
 
 
-def test_stopped_later_what_was_said_is_committed(tiny: Tiny, place: Place) -> None:
-    engine = place.engine(tiny("llama"))
-    engine.prefill("a", [Text(SENTENCE)])
-    heard: list[str] = []
-    watcher = Watcher(on_text=heard.append, should_stop=lambda: len(heard) >= 3)
-    result = engine.chat(Ref("a"), [Text("Well?")], Generation(max_tokens=500), watcher=watcher)
-    assert result.finish == "interrupted" and 3 <= result.generated < 20 and "".join(heard) == result.text
-    manifest = place.state("a").manifest
-    assert manifest.stop == "interrupted" and manifest.owed == tuple(engine.model.prompt.turn_end("assistant"))
-    # the closing tokens are fed before what comes next
-    engine.chat(Ref("a"), [Text("And?")], SHORT)
-    tokens = place.store.tokens(place.state("a").manifest).tolist()
-    owed = list(manifest.owed)
-    assert tokens[manifest.tokens : manifest.tokens + len(owed)] == owed
+@pytest.mark.parametrize("kind", KINDS)
+def test_replace_keeps_what_both_texts_have_in_common(kind: Kind, tiny: Tiny, place: Place) -> None:
+    engine = place.engine(tiny(kind))
+    engine.prefill("a", [Text(SENTENCE * 12)])
+    engine.prefill("b", [Text(SENTENCE * 12)])
+    old = place.state("a")
+    result = engine.prefill("a", [Text(SENTENCE * 11 + "It rained on the sea instead.")], PrefillOptions(replace=True))
+    assert result.parted_at is not None and 200 < result.parted_at < old.manifest.tokens
+    full_only = kind != "gemma3_text"
+    assert result.reused == (result.parted_at // 64 * 64 if full_only else 256)
+    assert place.state("a~1").digest == old.digest
+    fresh = place.engine(tiny(kind)).prefill("c", [Text(SENTENCE * 11 + "It rained on the sea instead.")])
+    assert fresh.tokens == result.tokens
+    # what is kept was computed in other passes, so the bits may differ, and the answer does not
+    answers = [engine.chat(Ref(name), [Text("Go on.")], SHORT).text for name in ("a", "c")]
+    assert answers[0] == answers[1]
+
+
+def test_replace_parts_inside_a_full_block(tiny: Tiny, place: Place) -> None:
+    """The block on disk goes on with the old text; what is before that is kept."""
+    engine, text = place.engine(tiny("llama")), SENTENCE * 40 + "Then it rained."
+    before = engine.prefill("a", [Text(SENTENCE * 60)])
+    result = engine.prefill("a", [Text(text)], PrefillOptions(replace=True))
+    assert result.parted_at is not None and result.parted_at % 256 > 64
+    assert result.parted_at + 256 < before.tokens
+    assert result.reused == result.parted_at // 64 * 64
+    engine.prefill("b", [Text(text)])
+    answers = [engine.chat(Ref(name), [Text("Go on.")], SHORT).text for name in ("a", "b")]
+    assert answers[0] == answers[1]
+
+
+def test_replace_takes_the_domain_s_prefix_where_that_is_longer(tiny: Tiny, place: Place) -> None:
+    engine = place.engine(tiny("gemma3_text"), checkpoint_seconds=0.0)
+    engine.prefill("a", [Text(SENTENCE * 12)], PrefillOptions(domain="team"))
+    engine.prefill("b", [Text(SENTENCE * 80)], PrefillOptions(domain="team"))
+    own = place.state("a").manifest.cached
+    result = engine.prefill("a", [Text(SENTENCE * 80 + "More.")], PrefillOptions(replace=True))
+    assert result.reused >= 1024 > own
+
+
+def test_replace_goes_back_to_an_earlier_state_of_its_own(tiny: Tiny, place: Place) -> None:
+    """A window layer cannot be cut anywhere, but at a state that was committed it can be taken up."""
+    engine = place.engine(tiny("gemma3_text"))
+    engine.prefill("a", [Text(SENTENCE * 12)])
+    engine.chat(Ref("a"), [Text("A thinking answer, please.")], SHORT)
+    result = engine.prefill("a", [Text(SENTENCE * 12), Text("Another question.")], PrefillOptions(replace=True))
+    assert result.reused == place.state("a~2").manifest.cached
 
 
 def test_no_save_leaves_no_trace_and_answers_the_same(tiny: Tiny, place: Place) -> None:
@@ -138,6 +187,25 @@ def test_seed_repeats_a_sampled_answer(tiny: Tiny, place: Place) -> None:
     drawn, seed = ask(None)
     assert ask(seed) == (drawn, seed)
     assert ask(seed + 1 if seed is not None else 0)[0] != drawn
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_domain_shares_blocks_and_only_a_domain(kind: Kind, tiny: Tiny, place: Place) -> None:
+    engine = place.engine(tiny(kind), checkpoint_seconds=0.0)
+    shared = SENTENCE * 80
+    engine.prefill("a", [Text(shared)], PrefillOptions(domain="team"))
+    mate = engine.prefill("b", [Text(shared + "But b has more to say.")], PrefillOptions(domain="team"))
+    assert mate.reused >= 1024 and mate.reused % 256 == 0
+    assert set(blocks(place, "a")) & set(blocks(place, "b"))
+    stranger = engine.prefill("c", [Text(shared)])
+    assert stranger.reused == 0
+    assert not set(blocks(place, "a")) & set(blocks(place, "c"))
+    alone = engine.prefill("d", [Text(shared + "But b has more to say.")])
+    assert alone.reused == 0
+    answers = [engine.chat(Ref(name), [Text("Go on.")], SHORT).text for name in ("b", "d")]
+    assert answers[0] == answers[1]
+    with pytest.raises(ConflictError, match="another domain"):
+        engine.prefill("c", [Text(shared)], PrefillOptions(domain="team"))
 
 
 def test_extend_adds_context_that_the_answer_sees(tiny: Tiny, place: Place) -> None:

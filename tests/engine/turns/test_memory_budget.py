@@ -15,8 +15,8 @@ from amem_cli.engine.turns.steps import Pass, Room, Work
 from kvstore.errors import NoSpaceError, UsageError
 from kvstore.lifecycle import fork
 from kvstore.naming import Ref
-from tests.support.places import SENTENCE, Place
-from tests.support.turning import CODEC, WHOLE, Turns, turns
+from tests.support.engine.places import SENTENCE, Place
+from tests.support.engine.turning import CODEC, WHOLE, Turns, turns
 
 Tiny = Callable[[str], Path]
 

@@ -21,8 +21,8 @@ from kvstore.format.codecs import DEFAULT_CODEC
 from kvstore.format.layers import bytes_per_token
 from kvstore.format.layout import StoreLayout
 from kvstore.naming import Ref
-from tests.support.caches import fill, layer_group
-from tests.support.places import Place
+from tests.support.engine.caches import fill, layer_group
+from tests.support.engine.places import Place
 
 Fed = list[list[int]]
 

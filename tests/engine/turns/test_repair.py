@@ -14,8 +14,8 @@ from kvstore.errors import DamageError
 from kvstore.format.document import replace
 from kvstore.format.kinds import BLOCK, TAIL
 from kvstore.naming import Ref
-from tests.support.models import KINDS, Kind
-from tests.support.places import SENTENCE, SHORT, Place
+from tests.support.engine.places import SENTENCE, SHORT, Place
+from tests.support.models.chat import KINDS, Kind
 
 Tiny = Callable[[Kind], Path]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import kinds
-from tests.support.models import tiny_model
+from tests.support.models import kinds
+from tests.support.models.chat import tiny_model
 
 LENGTHS = [1, 63, 64, 65, 255, 256, 257, 600]
 
@@ -46,7 +46,7 @@ def run(role: str, root: Path, steps: int, lengths: Sequence[int], models: Seque
     out = root.parent / f"{role}.json"
     settings = [role, str(root), str(out), str(steps), ",".join(map(str, lengths))]
     subprocess.run(
-        [sys.executable, "-m", "tests.support.resuming", *settings, *map(str, models)], check=True, timeout=300
+        [sys.executable, "-m", "tests.support.engine.resuming", *settings, *map(str, models)], check=True, timeout=300
     )
     digests: dict[str, list[str]] = json.loads(out.read_text())
     return digests

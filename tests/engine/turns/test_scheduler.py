@@ -21,8 +21,8 @@ from kvstore.naming import Ref
 from kvstore.store import Store
 from kvstore.verify.checks import Checks
 from kvstore.verify.verify import verify
-from tests.support.places import SENTENCE, Place, resident
-from tests.support.turning import turns
+from tests.support.engine.places import SENTENCE, Place, resident
+from tests.support.engine.turning import turns
 
 Tiny = Callable[[str], Path]
 

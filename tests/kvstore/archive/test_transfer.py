@@ -20,8 +20,8 @@ from kvstore.naming import Ref, parse_ref
 from kvstore.remove.remove import remove
 from kvstore.store import Store
 from tests.support.archives import exported, files_below, imported, packed, unpacked
+from tests.support.faults.scenarios import at_mutation
 from tests.support.making import ACTOR, buffers_for, commit, fast_folder, journal, picture, read_whole
-from tests.support.scenarios import at_mutation
 
 
 def read_tokens(store: Store, ref: str) -> list[int]:

@@ -14,8 +14,8 @@ from kvstore.disk import files
 from kvstore.errors import AmemError, NoSpaceError
 from kvstore.format.layout import StoreLayout
 from kvstore.store import Store
+from tests.support.faults.scenarios import NAMES, at_mutation, change, prepare
 from tests.support.making import ACTOR, commit, fast_folder, journal, picture
-from tests.support.scenarios import NAMES, at_mutation, change, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def check_next_writer(root: Path) -> None:
 def test_killed_at_every_mutation(name: str, base: Path, folder: Path) -> None:
     old, new = picture(base), new_picture(name, base)
     out = folder / "killed"
-    command = [sys.executable, "-m", "tests.support.scenarios", name, str(base), str(out)]
+    command = [sys.executable, "-m", "tests.support.faults.scenarios", name, str(base), str(out)]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[3], timeout=120)
     roots = sorted(out.iterdir(), key=lambda path: int(path.name))
     assert len(roots) > 15

@@ -25,8 +25,8 @@ from kvstore.naming import Ref, parse_ref
 from kvstore.store import BALLAST, Store
 from kvstore.verify.checks import Checks
 from kvstore.verify.verify import verify
+from tests.support.faults.scenarios import at_mutation
 from tests.support.making import ACTOR, commit, fast_folder, journal, picture, read_whole
-from tests.support.scenarios import at_mutation
 
 A, B, C = (list(range(start, start + 1200)) for start in (0, 5000, 9000))
 

@@ -1,7 +1,5 @@
-from dataclasses import replace
-
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
-from kvstore.format.document import replace as replace_in
+from kvstore.format.document import replace
 from kvstore.format.manifest import ModelIdentity, Turn
 from kvstore.history.diff import Difference, TurnAt, compare, tokens_from
 from kvstore.lifecycle import fork
@@ -57,8 +55,8 @@ def test_turns_models_and_codecs(store: Store) -> None:
     a, b = (store.resolve(Ref(name)) for name in "ab")
     turns = (Turn("user", 0, 5), Turn("assistant", 5, 10, "plan"))
     other = ModelIdentity("other", "0" * 64, {"weights": "b" * 64, "adapter": "c" * 64})
-    a = replace(a, manifest=replace_in(a.manifest, turns=turns))
-    b = replace(b, manifest=replace_in(b.manifest, model=other, codec=CODECS["q8-token"]))
+    a = replace(a, manifest=replace(a.manifest, turns=turns))
+    b = replace(b, manifest=replace(b.manifest, model=other, codec=CODECS["q8-token"]))
     found = compare(store, a, b)
     assert (found.parted_at, found.a.turn, found.b.turn) == (7, TurnAt(1, "assistant", "plan"), None)
     assert found.model_parts == {"weights": ("a" * 64, "b" * 64), "adapter": (None, "c" * 64)}

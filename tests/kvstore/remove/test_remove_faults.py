@@ -21,7 +21,7 @@ from tests.support.making import ACTOR, commit, fast_folder, journal, picture, r
 def series(name: str) -> Iterator[Path]:
     """The stores that a killed removal leaves, one for each mutation it was killed at."""
     with fast_folder() as folder:
-        subprocess.run([sys.executable, "-m", "tests.support.removals", name, folder], check=True)
+        subprocess.run([sys.executable, "-m", "tests.support.faults.removals", name, folder], check=True)
         yield from sorted(folder.iterdir(), key=lambda path: int(path.name))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.format.kinds import TAIL
+from kvstore.format.kinds import OBJECT_KINDS, TAIL
 from kvstore.gc.collect import Policy
 from kvstore.gc.collect import collect as collect_garbage
 from kvstore.lifecycle import fork, restore
@@ -46,6 +46,10 @@ def test_it_writes_nothing_and_takes_no_lock(full: Store, steps: list[str]) -> N
         del steps[:]
         assert found(full) == []
     assert steps == []
+
+
+def test_every_object_kind_is_damaged() -> None:
+    assert set(KINDS) == {kind.folder for kind in OBJECT_KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,1 @@
+"""How tests run commands and other processes: begin with `amem`, then `children`."""

@@ -6,10 +6,12 @@ Where a system has no such folder, or one that is too small, temporary folders s
 import os
 import shutil
 import tempfile
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 PREFIX = "amem-tests-"
+_AFTER_MULTIPROCESSING = -200  # it removes a temporary folder of its own, with priority -100
 _LEAST_ROOM = 4 << 30  # bytes; a whole run takes less than half of it
 
 
@@ -21,7 +23,8 @@ def has_room() -> bool:
 def enter() -> Path | None:
     """Let this process and its children make temporary files in a new folder in memory, and return that.
 
-    None where memory has no room. Folders of runs that were killed are removed first.
+    It is removed at the end of this process. None where memory has no room. Folders of runs that were killed are
+    removed first.
     """
     if not has_room():
         return None
@@ -30,12 +33,8 @@ def enter() -> Path | None:
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(dir=FOLDER, prefix=f"{PREFIX}{os.getpid()}-"))
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    Finalize(None, shutil.rmtree, (folder, True), exitpriority=_AFTER_MULTIPROCESSING)
     return folder
-
-
-def leave(folder: Path) -> None:
-    """Remove what `enter` made, and all that is in it."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _alive(folder: Path) -> bool:

@@ -18,7 +18,7 @@ from kvstore.store import Store
 from tests.support.running import children
 from tests.support.running.amem import Done
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 HOWTO = sorted((DOCS / "howto").glob("*.md"))
 PHASES = ["opening", "claim", "answer", "offer", "agreement"]
 _BLOCK = re.compile(r"^```bash\n(.*?)^```$(?:\n\n?^```text\n(.*?)^```$)?", re.M | re.S)

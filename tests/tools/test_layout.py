@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Parts are joined here, so that this file does not hold what it looks for.
 STRANGERS = [rf"(?<![\w.~}}])/{name}/" for name in ("work", "root", "home")]
 STRANGERS += [re.escape(f"{name}.{end}") for name, end in (("pypi", "org"), ("pythonhosted", "org"), ("shields", "io"))]

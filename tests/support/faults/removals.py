@@ -1,4 +1,7 @@
-"""Removals that are killed at every mutation in turn: `python -m tests.kvstore.removals NAME OUT` fills OUT/1, ..."""
+"""Removals that are killed at every mutation in turn.
+
+`python -m tests.support.faults.removals NAME OUT` fills OUT/1, OUT/2, ...
+"""
 
 import os
 import shutil
@@ -11,8 +14,8 @@ from kvstore.lifecycle import fork, snapshot
 from kvstore.naming import Ref, parse_ref
 from kvstore.remove.remove import remove, remove_domain
 from kvstore.store import Store
+from tests.support.faults.scenarios import at_mutation
 from tests.support.making import ACTOR, commit
-from tests.support.scenarios import at_mutation
 
 
 def prepare(root: Path) -> None:

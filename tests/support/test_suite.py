@@ -14,7 +14,7 @@ from tests.commands.conftest import ACTOR, put_state
 from tests.support.running import children, memory
 from tests.support.running.amem import Done, in_own_process, in_this_process
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 IGNORING = "trap '' INT QUIT HUP; exec \"$@\""  # as nohup and a shell's background jobs do
 

@@ -1,102 +1,10 @@
-"""The smallest config of each model file of mlx-lm.
-
-One config serves nearly all: model files take from it what they know. What a file needs besides stands in EXTRA.
-"""
+"""What a model file of mlx-lm needs in its config besides what is in BASE, or instead."""
 
 from typing import Any
 
-WINDOW = 96  # tokens that a sliding layer sees: less than a block, and no multiple of a group
-_LAYERS = 4
-VOCABULARY = 384  # more than the tokenizer has
+from tests.support.models.base_config import LAYERS, VOCABULARY, WINDOW
 
-_ATTENTION = {
-    "hidden_size": 256,
-    "num_hidden_layers": _LAYERS,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 32768,
-    "rope_theta": 10000.0,
-    "sliding_window": WINDOW,
-    "rms_norm_eps": 1e-6,
-    "norm_eps": 1e-6,
-    "layer_norm_eps": 1e-6,
-    "layer_norm_epsilon": 1e-6,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "use_bias": False,
-    "tie_word_embeddings": False,
-    "partial_rotary_factor": 0.5,
-    "use_qk_norm": True,
-    "embedding_multiplier": 1.0,
-    "attention_multiplier": 0.125,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-}
-_EXPERTS = {
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "num_experts_per_tok": 2,
-    "num_experts_per_token": 2,
-    "moe_topk": 2,
-    "top_k_experts": 2,
-    "n_shared_experts": 1,
-    "num_shared_experts": 1,
-    "num_shared_expert": 1,
-    "moe_intermediate_size": 64,
-    "shared_intermediate_size": 64,
-    "shared_expert_intermediate_size": 64,
-    "n_group": 1,
-    "topk_group": 1,
-    "routed_scaling_factor": 1.0,
-    "norm_topk_prob": True,
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
-_LATENTS = {
-    "kv_lora_rank": 128,
-    "q_lora_rank": 32,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 64,
-    "v_head_dim": 64,
-}
-_RECURRENT = {
-    "conv_kernel": 4,
-    "conv_bias": True,
-    "conv_L_cache": 3,
-    "use_conv_bias": True,
-    "state_size": 16,
-    "ssm_state_size": 32,
-    "n_groups": 1,
-    "time_step_rank": 8,
-    "time_step_limit": [0.001, 100.0],
-    "num_heads": 4,
-    "mamba_n_heads": 4,
-    "mamba_num_heads": 4,
-    "mamba_d_head": 32,
-    "mamba_head_dim": 32,
-    "mamba_d_ssm": 128,
-    "mamba_d_state": 32,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_n_groups": 1,
-    "mamba_proj_bias": False,
-    "mamba_conv_bias": True,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-}
-BASE: dict[str, Any] = {**_ATTENTION, **_EXPERTS, **_LATENTS, **_RECURRENT}
-
-_MIXED = ["sliding_attention", "full_attention"] * (_LAYERS // 2)
+_MIXED = ["sliding_attention", "full_attention"] * (LAYERS // 2)
 _YARN = {
     "type": "yarn",
     "factor": 4.0,
@@ -106,7 +14,7 @@ _YARN = {
     "mscale": 0.707,
     "mscale_all_dim": 0.707,
 }
-_GPT = {"n_embd": 256, "n_head": 4, "n_layer": _LAYERS, "n_positions": 4096, "n_ctx": 4096, "n_inner": 128}
+_GPT = {"n_embd": 256, "n_head": 4, "n_layer": LAYERS, "n_positions": 4096, "n_ctx": 4096, "n_inner": 128}
 
 _ROPE = {
     "type": "default",
@@ -140,7 +48,6 @@ _LONGCAT = {
     "mla_scale_kv_lora": True,
 }
 
-# What a model file needs besides, or instead.
 EXTRA: dict[str, dict[str, Any]] = {
     "afm7": {
         "hidden_dim": 256,

@@ -14,7 +14,7 @@ from amem_cli.engine.turns.scheduler import Scheduler, Ticket
 from amem_cli.engine.turns.steps import Steps
 from kvstore.format.codecs import CODECS, DEFAULT_CODEC
 from kvstore.naming import Ref
-from tests.support.places import Place
+from tests.support.engine.places import Place
 
 CODEC = CODECS[DEFAULT_CODEC]
 WHOLE = 4000  # tokens: any of the tests' agents is shorter

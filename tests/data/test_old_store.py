@@ -18,7 +18,7 @@ from tests.support import recording
 from tests.support.old_store import OldStore
 from tests.support.recording import Commands, Line
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent
 EXPECTED: dict[str, Any] = json.loads((DATA / "expected-0.1.0.json").read_bytes())
 STATES: dict[str, Line] = EXPECTED["states"]
 HEADS = [ref for ref in STATES if "@" not in ref]

@@ -1,31 +1,22 @@
 """Tiny models of every kind that mlx-lm knows: the smallest config of each, and random weights of a sensible scale."""
 
 import inspect
-import json
-from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx_lm.models
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 
-from tests.support.configs import BASE, EXTRA, VOCABULARY
-from tests.support.models import tiny_tokenizer
+from tests.support.models import folders
+from tests.support.models.base_config import BASE, VOCABULARY
+from tests.support.models.extra_configs import EXTRA
+from tests.support.models.folders import Config, module_of, new_model, parameters
+from tests.support.models.tokenizers import tiny_tokenizer
 
 _LARGEST = 64 << 20  # bytes of weights
-
-
-def config_of(kind: str, **more: Any) -> dict[str, Any]:
-    """The config of a tiny model: what its config.json would hold."""
-    own = {**BASE, "model_type": kind, **EXTRA.get(kind, {}), **more}
-    if "text_config" in _fields(kind):
-        return {"model_type": kind, "vocab_size": VOCABULARY, "text_config": own}
-    return own
-
-
 # Model files that no config alone makes a model of, and why.
 NOT_BUILT = {
     "olmo": "it needs a package of its own",
@@ -33,23 +24,31 @@ NOT_BUILT = {
 }
 
 
+def config_of(kind: str, **more: Any) -> Config:
+    """The config of a tiny model: what its config.json would hold."""
+    own = {**BASE, "model_type": kind, **EXTRA.get(kind, {}), **more}
+    if "text_config" in inspect.signature(module_of(kind).ModelArgs).parameters:
+        return {"model_type": kind, "vocab_size": VOCABULARY, "text_config": own}
+    return own
+
+
 def kinds() -> list[str]:
     """The names of all model files of the installed mlx-lm, but for those in NOT_BUILT."""
     names = (module.name for module in iter_modules(mlx_lm.models.__path__))
-    return sorted(name for name in names if name not in NOT_BUILT and hasattr(_module(name), "ModelArgs"))
+    return sorted(name for name in names if name not in NOT_BUILT and hasattr(module_of(name), "ModelArgs"))
 
 
 def build(kind: str, seed: int = 0, **more: Any) -> Module:
     """A tiny model with random weights, equal for equal seeds."""
     config = config_of(kind, **more)
-    module = _module(kind)
     mx.random.seed(seed)
-    model: Any = module.Model(module.ModelArgs.from_dict(config))
+    model = new_model(config)
     if hasattr(model, "sanitize") and config.get("tie_word_embeddings"):
         model.sanitize({})
-    parameters = cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
-    assert sum(array.nbytes for _, array in parameters) < _LARGEST, f"{kind} is not tiny: a size is missing in EXTRA"
-    model.update(tree_unflatten([(name, _vary(name, array)) for name, array in parameters]))
+    weights = parameters(model)
+    size = sum(array.nbytes for array in weights.values())
+    assert size < _LARGEST, f"{kind} is not tiny: a size is missing in EXTRA"
+    model.update(tree_unflatten([(name, _vary(name, array)) for name, array in weights.items()]))
     mx.eval(model.parameters())
     built: Module = model
     return built
@@ -66,18 +65,4 @@ def _vary(name: str, array: mx.array) -> mx.array:
 
 def write(kind: str, folder: Path, seed: int = 0, **more: Any) -> Path:
     """Write a tiny model as a folder that can be loaded; its tokenizer has no chat template."""
-    folder.mkdir(parents=True)
-    model: Any = build(kind, seed, **more)
-    (folder / "config.json").write_text(json.dumps(config_of(kind, **more)))
-    tiny_tokenizer().save(str(folder / "tokenizer.json"))
-    weights = dict(cast(list[tuple[str, mx.array]], tree_flatten(model.parameters())))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    return folder
-
-
-def _module(kind: str) -> Any:
-    return import_module(f"mlx_lm.models.{kind}")
-
-
-def _fields(kind: str) -> set[str]:
-    return set(inspect.signature(_module(kind).ModelArgs).parameters)
+    return folders.write(folder, config_of(kind, **more), parameters(build(kind, seed, **more)), tiny_tokenizer())

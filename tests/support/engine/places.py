@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from amem_cli.engine.models.registry import find
 from amem_cli.engine.turns.engine import Engine
-from amem_cli.engine.turns.requests import Generation, Watcher
+from amem_cli.engine.turns.requests import Generation
 from kvstore.commit.journal import Actor
 from kvstore.format.document import replace
 from kvstore.format.manifest import Manifest
@@ -38,27 +38,12 @@ class Place:
         return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
 
 
+def kept(manifest: Manifest) -> Manifest:
+    """What two runs of the same text must agree on."""
+    return replace(manifest, agent="", domain="", salt="", created="", pages=(), window_blocks=(), tail=None)
+
+
 def resident() -> int:
     """KiB of this process that are in memory, without the buffers that MLX keeps for its next passes."""
     mx.clear_cache()
     return int(subprocess.check_output(["ps", "-o", "rss=", "-p", str(os.getpid())]))
-
-
-def stop_after(passes: int) -> Watcher:
-    """Interrupts a turn after so many passes."""
-    left = [passes]
-
-    def should_stop() -> bool:
-        left[0] -= 1
-        return left[0] < 0
-
-    return Watcher(should_stop=should_stop)
-
-
-def blocks_of(place: Place, ref: str) -> list[tuple[str, int, str]]:
-    return sorted((row.group, row.position, row.sha256) for row in place.store.blocks(place.state(ref).manifest))
-
-
-def comparable(manifest: Manifest) -> Manifest:
-    """What two runs of the same text must agree on."""
-    return replace(manifest, agent="", domain="", salt="", created="", pages=(), window_blocks=(), tail=None)

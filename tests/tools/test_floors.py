@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STORE, ENGINE = ROOT / "kvstore", ROOT / "amem_cli" / "engine"
 SHIPPED = [*sorted(STORE.rglob("*.py")), *sorted((ROOT / "amem_cli").rglob("*.py"))]
 

@@ -1,7 +1,7 @@
 """Changes of a store that are killed at, and failed at, every mutation of the file system in turn.
 
-Run as a module, it makes one such series: `python -m tests.kvstore.scenarios NAME BASE OUT` copies BASE to OUT/0,
-OUT/1, ... and kills the change in OUT/n at mutation n, until one runs through.
+Run as a module, it makes one such series: `python -m tests.support.faults.scenarios NAME BASE OUT` copies BASE to
+OUT/0, OUT/1, ... and kills the change in OUT/n at mutation n, until one runs through.
 """
 
 import os

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.running import children
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"(?P<excuse><!-- not run: [^\n]+ -->\n)?^```(?P<kind>sh|console)\n(?P<text>.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")

@@ -31,13 +31,13 @@ from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.support.reading import State
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 TEXT = "The cat sat on the mat and thought of the river that runs through the city. " * 27
 
 
 @pytest.fixture(
-    params=[("llama", "q4-channel"), ("llama", "q8-channel"), ("llama", "q4-token"), ("gemma3_text", "q4-channel")],
+    params=[*(("llama", codec) for codec in sorted(CODECS)), ("gemma3_text", "q4-channel")],
     ids="-".join,
 )
 def store(request: pytest.FixtureRequest, tiny: Callable[[str], Path], tmp_path: Path) -> Store:

@@ -1,0 +1,1 @@
+"""Engines on stores, their turns, and caches filled without a model."""
