@@ -8,7 +8,7 @@ from kvstore.errors import ModelMismatchError, NotFoundError
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that mlx-lm loads as weights, sorted by name. Raises NotFoundError where there is none."""
+    """The files that mlx-lm loads as weights, sorted by name. Raises NotFoundError if there are none."""
     found = sorted(folder.glob("model*.safetensors"))
     if not found:
         raise NotFoundError(f"no weights in {folder}", "a model folder holds model.safetensors, or model-*.safetensors")
@@ -38,7 +38,7 @@ def _wrong_type(path: Path, key: str) -> ModelMismatchError:
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """The content of tokenizer_config.json, empty where there is none. Raises ModelMismatchError."""
+    """The content of tokenizer_config.json, or an empty one. Raises ModelMismatchError."""
     path = folder / "tokenizer_config.json"
     return read_json_object(path) if path.is_file() else {}
 

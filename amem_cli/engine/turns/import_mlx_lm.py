@@ -73,7 +73,7 @@ def import_file(
     ids = _ids(tokens, known)
     with store.hold(name, wait) as hold:
         if hold.agent:
-            raise ConflictError(f"there is an agent {name}", "give another name behind the file")
+            raise ConflictError(f"there is an agent {name}", "give another name after the file")
         model = load(entry, cache_dir)
         spec = describe(model.model)
         cached = min(_check(pairs, spec), len(ids) - 1)
