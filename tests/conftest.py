@@ -11,11 +11,22 @@ from tests.support.models.chat import tiny_model
 from tests.support.models.endless import endless_model
 from tests.support.running import children, memory
 
+REAL_MODELS = {"gemma", "qwen"}  # fixtures
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put temporary folders into memory, unless `--basetemp` or the process that started this one chose a place."""
     if config.option.basetemp is None and (folder := memory.enter()):
         config.option.basetemp = str(folder / "tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long tests first, so that no worker is left alone with one at the end."""
+    for item in items:
+        if REAL_MODELS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.long)
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)

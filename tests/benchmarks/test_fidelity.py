@@ -55,6 +55,7 @@ def test_the_reference_is_the_model_s_own_cache(model: LoadedModel) -> None:
     assert mx.allclose(reference.score(IDS[256:320]), expected, atol=1e-3)
 
 
+@pytest.mark.long
 def test_all_ways_are_scored(tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "rows.json"
     sizes = ["--tokens", "320", "384", "--windows", "2", "--decode", "4"]

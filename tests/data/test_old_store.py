@@ -18,6 +18,8 @@ from tests.support import recording
 from tests.support.old_store import OldStore
 from tests.support.recording import Commands, Line
 
+pytestmark = pytest.mark.long
+
 DATA = Path(__file__).parent
 EXPECTED: dict[str, Any] = json.loads((DATA / "expected-0.1.0.json").read_bytes())
 STATES: dict[str, Line] = EXPECTED["states"]

@@ -55,6 +55,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**kept, "PATH": path, "AMEM_STORE": str(tmp_path / "store"), "AMEM_CONFIG": os.devnull}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", pages_with_steps(), ids=lambda page: page.name)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, environment: dict[str, str], tmp_path: Path) -> None:
     for step in steps(page.read_text("utf-8")):

@@ -18,6 +18,8 @@ from kvstore.store import Store
 from tests.support.running import children
 from tests.support.running.amem import Done
 
+pytestmark = pytest.mark.long
+
 DOCS = Path(__file__).parents[2] / "docs"
 HOWTO = sorted((DOCS / "howto").glob("*.md"))
 PHASES = ["opening", "claim", "answer", "offer", "agreement"]

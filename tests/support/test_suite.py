@@ -24,6 +24,7 @@ def ignoring(*command: str) -> Done:
     return children.run("sh", "-c", IGNORING, "sh", *command, cwd=ROOT)
 
 
+@pytest.mark.long
 def test_signals_are_tested_where_they_are_ignored() -> None:
     tests = ("test_a_signal_ends_the_answer_commits_it_and_kills", "test_a_signal_that_was_ignored_stays_ignored")
     done = ignoring(*PYTEST, *(f"tests/commands/test_turns.py::{test}" for test in tests))
@@ -41,6 +42,7 @@ def test_fails():
 """
 
 
+@pytest.mark.long
 def test_a_test_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     """A child and its own child hold a pipe open for writing: it is at its end when both are gone."""
     pipe, test = tmp_path / "pipe", tmp_path / "test_fails.py"

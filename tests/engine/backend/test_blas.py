@@ -1,16 +1,15 @@
-import subprocess
 import sys
 
 import pytest
 
 from amem_cli.engine.backend import blas
+from tests.support.running import children
 
 LINUX_CPU = sys.platform == "linux" and blas.preload().name != "own"
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    return done.stdout.strip()
+    return children.run(sys.executable, "-c", code, check=True).stdout.strip()
 
 
 def test_engine_loads_a_blas_before_mlx_and_not_mlx_itself() -> None:

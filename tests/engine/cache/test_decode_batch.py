@@ -56,6 +56,7 @@ def test_the_tiny_models_can_be_batched(model: LoadedModel) -> None:
     assert can_batch(model.model, describe(model.model))
 
 
+@pytest.mark.long
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_rows_join_and_leave_at_any_step(

@@ -54,6 +54,7 @@ def divergences(model: Module, spec: ModelCacheSpec, *codecs: str) -> list[float
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_bits_are_close_and_four_are_looser(kind: str) -> None:
     model = kinds.build(kind)

@@ -1,7 +1,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from amem_cli.engine.models.fingerprint import PARTS, compare, identify
 from amem_cli.engine.models.folder import chat_template
 from kvstore.errors import ModelMismatchError, NotFoundError
 from tests.support.models.chat import tiny_model
+from tests.support.running import children
 
 
 @pytest.fixture
@@ -151,5 +151,5 @@ def test_the_template_is_found_wherever_it_stands(folder: Path) -> None:
 def test_no_mlx_is_needed() -> None:
     code = "import sys, amem_cli.engine.models.fingerprint, amem_cli.engine.models.registry\n"
     code += "print([name for name in ('mlx.core', 'mlx_lm', 'transformers', 'numpy', 'gguf') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = children.run(sys.executable, "-c", code, check=True)
     assert done.stdout.strip() == "[]"

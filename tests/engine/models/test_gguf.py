@@ -16,6 +16,7 @@ from amem_cli.engine.models.gguf import _bfloat16, convert, convert_chunks
 from kvstore.disk import files
 from kvstore.errors import AmemError, ModelMismatchError
 from tests.support.models.chat import tiny_model
+from tests.support.running import children
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip
@@ -192,10 +193,13 @@ def test_a_conversion_that_died_half_way_starts_again(
 
 def test_two_processes_convert_one_file(llama: Path, tmp_path: Path) -> None:
     source = write_gguf(llama, tmp_path / "m.gguf")
-    code = "from pathlib import Path; from amem_cli.engine.models.gguf import convert as c\n"
-    code += f"p = Path({str(tmp_path)!r}); print(c(p / 'm.gguf', 'd', p / 'cache'))"
-    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert {process.communicate(timeout=60)[0].strip() for process in running} == {str(tmp_path / "cache" / "d")}
+    code = (
+        f"from pathlib import Path; from amem_cli.engine.models.gguf import convert as c; p = Path({str(tmp_path)!r})\n"
+    )
+    code += "print(c(p / 'm.gguf', 'd', p / 'cache'))"
+    running = [children.start(sys.executable, "-c", code, stdout=subprocess.PIPE) for _ in range(3)]
+    said = {process.communicate(timeout=children.LIMIT)[0].decode().strip() for process in running}
+    assert said == {str(tmp_path / "cache" / "d")}
     assert all(process.returncode == 0 for process in running)
     assert source.exists()
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == ["d", "d.lock"]

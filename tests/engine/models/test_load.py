@@ -1,6 +1,5 @@
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from amem_cli.engine.models.sources import materialize
 from kvstore.errors import ModelMismatchError, NotFoundError
 from kvstore.format.layout import StoreLayout
 from tests.support.models.chat import KINDS, tiny_model
+from tests.support.running import children
 
 
 def entry(folder: Path, adapter: Path | None = None) -> ModelEntry:
@@ -137,7 +137,7 @@ def test_loading_prints_nothing(folder: Path, tmp_path: Path) -> None:
         "from amem_cli.engine.models.registry import ModelEntry as E\n"
         f"f = Path({str(folder)!r}); load(E('m', str(f), 'folder', f), Path({str(tmp_path / 'cache')!r}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = children.run(sys.executable, "-c", code, check=True)
     assert (done.stdout, done.stderr) == ("", "")
 
 
@@ -150,8 +150,7 @@ def test_a_hub_model_without_a_network_is_one_line(tmp_path: Path) -> None:
         "except NotFoundError as error: print(error.message)"
     )
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
+    done = children.run(sys.executable, "-c", code, check=True, env=environment)
     assert done.stdout.startswith("cannot fetch org/none")
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""

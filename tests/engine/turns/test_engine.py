@@ -240,6 +240,7 @@ def test_evicted_agent_prefills_again_in_the_same_passes(tiny: Tiny, place: Plac
     assert place.state("a").manifest.feeds == place.state("b").manifest.feeds
 
 
+@pytest.mark.long
 def test_two_hundred_extends_keep_memory_flat(tiny: Tiny, place: Place) -> None:
     engine = place.engine(tiny("llama"))
     engine.prefill("a", [Text(SENTENCE)])

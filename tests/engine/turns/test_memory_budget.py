@@ -42,6 +42,7 @@ def play(
     return many.run(more)
 
 
+@pytest.mark.long
 def test_a_budget_changes_no_answer_and_is_never_passed(
     tiny: Tiny, tmp_path: Path, script: list[tuple[str, str, int]]
 ) -> None:
@@ -84,6 +85,7 @@ def twice_each(many: Turns, names: Sequence[str]) -> tuple[list[str | None], int
     return [result.text for result in many.run(look)], together
 
 
+@pytest.mark.long
 def test_forks_share_a_budget(endless: Path, place: Place) -> None:
     """Three run at once where two of their size would fit, and say what they say with all the memory there is."""
     free = turns(place, endless, batched=False)

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,10 @@ from kvstore.format.layout import StoreLayout
 from kvstore.naming import Ref
 from tests.support.engine.caches import fill, layer_group
 from tests.support.engine.places import Place
+from tests.support.running import children
+from tests.support.running.amem import COMMAND
+
+pytestmark = pytest.mark.long
 
 Fed = list[list[int]]
 
@@ -42,8 +44,8 @@ def read(gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 def amem(place: Place, *arguments: str) -> dict[str, Any]:
     """Run `amem --json` in a process of its own; its result."""
-    command = [sys.executable, "-m", "amem_cli", "--json", "--store", str(place.root / "store"), *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, timeout=300, env={**os.environ, "NO_COLOR": "1"})
+    env = {**os.environ, "NO_COLOR": "1", "AMEM_STORE": str(place.root / "store")}
+    done = children.run(*COMMAND, "--json", *arguments, check=True, env=env)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 

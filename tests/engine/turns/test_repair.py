@@ -60,6 +60,7 @@ def test_missing_and_altered_files_come_back(kind: Kind, tiny: Tiny, place: Plac
     )
 
 
+@pytest.mark.long
 def test_every_tenth_block_deleted(tiny: Tiny, place: Place) -> None:
     engine = place.engine(tiny("llama"))
     engine.prefill("a", [Text(SENTENCE * 200)])
@@ -81,6 +82,7 @@ def test_a_whole_agent_is_left_alone(tiny: Tiny, place: Place) -> None:
     assert {path: path.stat().st_mtime_ns for path in block_files(place, "a")} == blocks
 
 
+@pytest.mark.long
 def test_other_bits_make_a_new_head_and_snapshots_stay(tiny: Tiny, place: Place) -> None:
     """Passes that are not those that made the blocks: the record is false here, as another machine's bits would be."""
     engine = place.engine(tiny("llama"))

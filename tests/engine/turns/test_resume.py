@@ -1,7 +1,6 @@
 """A resumed run is the run that was never interrupted, bit for bit."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,9 @@ import pytest
 
 from tests.support.models import kinds
 from tests.support.models.chat import tiny_model
+from tests.support.running import children
+
+pytestmark = pytest.mark.long
 
 LENGTHS = [1, 63, 64, 65, 255, 256, 257, 600]
 
@@ -45,9 +47,7 @@ KINDS = {
 def run(role: str, root: Path, steps: int, lengths: Sequence[int], models: Sequence[Path]) -> dict[str, list[str]]:
     out = root.parent / f"{role}.json"
     settings = [role, str(root), str(out), str(steps), ",".join(map(str, lengths))]
-    subprocess.run(
-        [sys.executable, "-m", "tests.support.engine.resuming", *settings, *map(str, models)], check=True, timeout=300
-    )
+    children.run(sys.executable, "-m", "tests.support.engine.resuming", *settings, *models, check=True)
     digests: dict[str, list[str]] = json.loads(out.read_text())
     return digests
 

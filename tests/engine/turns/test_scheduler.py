@@ -50,6 +50,7 @@ def test_four_agents_say_together_what_they_say_alone(gemma: Path, place: Place)
     assert len(set(together)) == len(openings)
 
 
+@pytest.mark.long
 def test_two_hundred_turns_keep_memory_flat(tiny: Tiny, place: Place) -> None:
     many = turns(place, tiny("llama"), agents=3)
     for n in range(6):
@@ -66,6 +67,7 @@ def test_two_hundred_turns_keep_memory_flat(tiny: Tiny, place: Place) -> None:
     assert grow(200) < before + 15_000  # KiB
 
 
+@pytest.mark.long
 def test_nobody_is_lost_and_nobody_hears_another(tiny: Tiny, place: Place) -> None:
     """Sixteen agents, 64 turns, some of them cancelled; one has a damaged block, one a text that is too long."""
     many, chance = turns(place, tiny("qwen3"), agents=9), random.Random(11)

@@ -1,7 +1,6 @@
 import io
 import os
 import signal
-import subprocess
 import sys
 import tarfile
 from hashlib import sha256
@@ -22,6 +21,7 @@ from kvstore.store import Store
 from tests.support.archives import exported, files_below, imported, packed, unpacked
 from tests.support.faults.scenarios import at_mutation
 from tests.support.making import ACTOR, buffers_for, commit, fast_folder, journal, picture, read_whole
+from tests.support.running import children
 
 
 def read_tokens(store: Store, ref: str) -> list[int]:
@@ -180,7 +180,7 @@ def test_an_import_that_is_killed_anywhere_leaves_no_agent(agent: Store) -> None
     whole = {"a": list(range(1000)), "a@s": list(range(700))}
     with fast_folder() as folder:
         (folder / "archive").write_bytes(data)
-        subprocess.run([sys.executable, "-m", "tests.kvstore.archive.test_transfer", folder], check=True)
+        children.run(sys.executable, "-m", "tests.kvstore.archive.test_transfer", folder, check=True)
         roots = sorted(path for path in folder.iterdir() if path.is_dir())
         for root in roots:
             held = picture(root)

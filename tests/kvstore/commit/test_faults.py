@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from kvstore.format.layout import StoreLayout
 from kvstore.store import Store
 from tests.support.faults.scenarios import NAMES, at_mutation, change, prepare
 from tests.support.making import ACTOR, commit, fast_folder, journal, picture
+from tests.support.running import children
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +69,7 @@ def check_next_writer(root: Path) -> None:
 def test_killed_at_every_mutation(name: str, base: Path, folder: Path) -> None:
     old, new = picture(base), new_picture(name, base)
     out = folder / "killed"
-    command = [sys.executable, "-m", "tests.support.faults.scenarios", name, str(base), str(out)]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[3], timeout=120)
+    children.run(sys.executable, "-m", "tests.support.faults.scenarios", name, base, out, check=True)
     roots = sorted(out.iterdir(), key=lambda path: int(path.name))
     assert len(roots) > 15
     assert picture(roots[0]) == old

@@ -9,6 +9,7 @@ import pytest
 from kvstore.disk import files
 from kvstore.disk.locks import Lock, lock_folder
 from kvstore.errors import BusyError
+from tests.support.running import children
 
 HOLDER = """
 import sys
@@ -22,9 +23,9 @@ with Lock(Path(sys.argv[1]), "agent a", "chat").acquire(shared=False, wait=0):
 
 def test_a_busy_lock_names_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stdout.readline() == "held\n"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with children.start(sys.executable, "-c", HOLDER, path, **pipes) as process:
+        assert process.stdout and process.stdout.readline() == b"held\n"
         with pytest.raises(BusyError, match=rf"agent a is held by process {process.pid} \(chat\) since 2") as caught:
             Lock(path, "agent a", "extend").acquire(shared=False, wait=0.05)
         assert "--wait" in str(caught.value.hint)

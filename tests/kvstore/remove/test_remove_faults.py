@@ -1,7 +1,6 @@
 """Removals and erasures are killed at every mutation, and run beside forks and writers."""
 
 import multiprocessing
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -16,12 +15,13 @@ from kvstore.naming import Ref, parse_ref
 from kvstore.remove.remove import remove
 from kvstore.store import Store
 from tests.support.making import ACTOR, commit, fast_folder, journal, picture, read_whole
+from tests.support.running import children
 
 
 def series(name: str) -> Iterator[Path]:
     """The stores that a killed removal leaves, one for each mutation it was killed at."""
     with fast_folder() as folder:
-        subprocess.run([sys.executable, "-m", "tests.support.faults.removals", name, folder], check=True)
+        children.run(sys.executable, "-m", "tests.support.faults.removals", name, folder, check=True)
         yield from sorted(folder.iterdir(), key=lambda path: int(path.name))
 
 

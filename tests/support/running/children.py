@@ -44,7 +44,9 @@ def run(
     _started.remove(process)
     done = subprocess.CompletedProcess(command, process.returncode, *written)
     if check and done.returncode:
-        raise subprocess.CalledProcessError(done.returncode, command, *written)
+        error = subprocess.CalledProcessError(done.returncode, command, *written)
+        error.add_note(done.stderr)
+        raise error
     return done
 
 
