@@ -70,7 +70,7 @@ def add(layout: StoreLayout, name: str, source: str, adapter: Path | None = None
         raise ConflictError(f"{DEMO} is the name of the demo model", "register the model under another name")
     if path.exists():
         if _read(path) != entry:
-            raise ConflictError(f"the name {name} stands for another model", f"see `amem model rm {name}`")
+            raise ConflictError(f"the name {name} belongs to another model", f"see `amem model rm {name}`")
         return entry
     record = ModelRecord(name, place, kind, None if entry.adapter is None else str(entry.adapter))
     files.make_dirs(path.parent)
