@@ -101,7 +101,7 @@ def finish(name: str, args: Namespace, rows: list[Row], draw: Draw) -> None:
 
 
 def _settings(args: Namespace) -> dict[str, Any]:
-    """The sizes that were asked for, and the models' names; where files lay is nobody's business."""
+    """The requested sizes and the models' names, without paths of files."""
     settings = {key: value for key, value in vars(args).items() if type(value) in (int, float, list)}
     models = getattr(args, "model", [])
     if models:

@@ -1,6 +1,6 @@
 """Measure how the code is laid out: `python -m tools.house [--json] [--root DIR]`.
 
-The tables below say who may import whom, and what else is allowed. What they do not name is reported.
+The tables below list the allowed imports and the other exceptions. Everything else is reported.
 """
 
 import argparse
@@ -153,18 +153,18 @@ def measure(root: Path) -> House:
 
 
 def within(modules: Sequence[Module], folders: Sequence[str]) -> list[Module]:
-    """The modules that stand in one of `folders` of the root."""
+    """The modules in one of `folders` of the root."""
     return [module for module in modules if module.path.partition("/")[0] in folders]
 
 
 def siblings(root: Path) -> list[Finding]:
-    """Every folder of the packages and tests, and how many modules and folders stand in it, `__init__` not counted."""
+    """Every folder of the packages and tests, and the number of its modules and folders, without `__init__`."""
     paths = sorted(path for name in FOLDERS for path in (root / name, *(root / name).rglob("*")) if _has_files(path))
     return [Finding(path.relative_to(root).as_posix(), "siblings", _siblings(path)) for path in paths]
 
 
 def _siblings(folder: Path) -> int:
-    """How many modules and folders stand in `folder`."""
+    """The number of modules and folders in `folder`."""
     modules = {path for path in folder.glob("*.py") if path.name != "__init__.py"}
     return len(modules) + sum(map(_has_files, folder.iterdir()))
 

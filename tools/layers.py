@@ -1,4 +1,4 @@
-"""Who may import whom: the imports of a tree, held against a table of layers."""
+"""Compare the imports of a tree with a table of layers."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ that the area does not list."""
 
 @dataclass(frozen=True)
 class Area:
-    """A package, the layers of what stands directly in it from the bottom up, and what it may import from outside.
+    """A package, the layers of its direct members from the bottom up, and the packages that it may import.
 
     In one layer, "a, b" may import each other and "a | b" may not. "*" is everything else in the package, each apart
     from the rest. The package's own `__init__` is below all layers, unless a layer names it.
@@ -81,6 +81,6 @@ def forbidden(source: str, target: str, areas: Sequence[Area]) -> str:
 
 
 def unplaced(modules: Sequence[Module], areas: Sequence[Area]) -> list[tuple[Module, Area]]:
-    """Every module that stands in an area and in none of its layers."""
+    """Every module of an area that is in none of its layers."""
     inside = [(module, area) for module in modules for area in areas if area.holds(module.name)]
     return [(module, area) for module, area in inside if area.place(module.name) is None]

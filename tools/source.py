@@ -70,7 +70,7 @@ def _targets(module: Module, node: ast.ImportFrom, known: Mapping[str, Module]) 
 
 
 def _base(module: Module, node: ast.ImportFrom) -> str:
-    """What stands after `from`, with the dots of a relative import resolved."""
+    """The name after `from`, with the dots of a relative import resolved."""
     if not node.level:
         return node.module or ""
     parts = module.package.split(".")
@@ -111,7 +111,7 @@ def definitions(node: ast.AST, outer: str = "") -> Iterator[tuple[str, Definitio
 def strings(node: ast.AST, is_key: bool = False) -> Iterator[tuple[ast.Constant, bool]]:
     """Every string literal under `node`, and whether it is a key: of a dict that is spelled out, or in a subscript.
 
-    Strings that stand alone as statements are documentation, and the text of an f-string is a message: neither counts.
+    Strings that are statements are documentation, and the text of an f-string is a message: neither counts.
     """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node, is_key
@@ -137,7 +137,7 @@ def components(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
-    """Every node that a path of one or more edges leads to from `start`."""
+    """Every node reachable from `start` over one or more edges."""
     found: set[str] = set()
     waiting = list(graph[start])
     while waiting:

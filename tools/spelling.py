@@ -15,7 +15,7 @@ STRIPPING = {"rstrip('s')", "removesuffix('s')"}
 
 @dataclass(frozen=True)
 class Exemption:
-    """A literal that may stand in a module or folder; with `key`, only as a key of a dict or subscript."""
+    """A literal that a module or folder may hold; with `key`, only as a key of a dict or subscript."""
 
     under: str
     literal: str

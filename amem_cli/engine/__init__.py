@@ -1,4 +1,4 @@
-"""The engine: the only code that imports MLX. A faster BLAS must be in the process before MLX is."""
+"""The engine: the only code that imports MLX. A faster BLAS must be loaded before MLX."""
 
 from amem_cli.engine.backend.blas import preload
 

@@ -13,7 +13,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 def to_amem_error(caught: BaseException) -> AmemError | None:
-    """The expected failure that `caught` stands for, or None if it is a bug."""
+    """`caught` as an expected failure, or None if it is a bug."""
     if isinstance(caught, AmemError):
         return caught
     if isinstance(caught, MemoryError):

@@ -20,6 +20,7 @@ __all__ = [
     "Id",
     "Sha256",
     "Xxh3",
+    "Xxh128",
     "as_dict",
     "encode",
     "from_values",
@@ -33,6 +34,7 @@ Id = Annotated[str, Meta(pattern="^[0-9a-z]{1,64}$")]
 HexId = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 """A random id as `kvstore.naming.new_id` makes it."""
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Xxh128 = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Xxh3 = Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
@@ -41,7 +43,7 @@ class Document(Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a store's JSON. Its fields are the keys."""
 
 
-D = TypeVar("D", bound=Struct)
+D = TypeVar("D")
 _PLACE = re.compile(r" at `(\$[^`]*)`")
 
 

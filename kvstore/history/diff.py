@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.format.codecs import Codec
-from kvstore.format.manifest import BlockRow, Manifest, Turn
+from kvstore.format.kinds import BLOCK
+from kvstore.format.manifest import Manifest, Turn
+from kvstore.graph.walk import StateFiles
 from kvstore.history.resolve import State
 from kvstore.reader import Reader
 
@@ -55,7 +57,7 @@ def compare(reader: Reader, a: State, b: State) -> Difference:
         common_tokens=common,
         parted_at=None if same else common,
         shared_blocks=len(shared),
-        shared_bytes=sum(blocks_a[key].bytes for key in shared),
+        shared_bytes=sum(blocks_a[key] for key in shared),
         model_parts={
             part: (parts_a.get(part), parts_b.get(part))
             for part in sorted(parts_a.keys() | parts_b.keys())
@@ -69,17 +71,17 @@ def tokens_from(reader: Reader, manifest: Manifest, start: int) -> list[int]:
     return [token for page in reader.pages(manifest) for token in page.tokens[max(0, start - page.start) :]]
 
 
-_Blocks = dict[tuple[str, str], BlockRow]  # by domain and digest
+_Blocks = dict[tuple[str, str], int]  # by domain and digest → bytes
 
 
 def _blocks(reader: Reader, manifest: Manifest) -> _Blocks:
-    return {(manifest.domain, row.sha256): row for row in reader.blocks(manifest)}
+    files = StateFiles(reader, manifest.domain).of(manifest)
+    return {(manifest.domain, found.sha256): size for found, size in files if found.kind is BLOCK}
 
 
 def _side(state: State, blocks: _Blocks, shared: set[tuple[str, str]], common: int) -> Side:
-    own = [row for key, row in blocks.items() if key not in shared]
-    size = sum(row.bytes for row in own)
-    return Side(state, state.manifest.codec, len(own), size, _turn_at(state.manifest.turns, common))
+    own = [size for key, size in blocks.items() if key not in shared]
+    return Side(state, state.manifest.codec, len(own), sum(own), _turn_at(state.manifest.turns, common))
 
 
 def _turn_at(turns: Sequence[Turn], token: int) -> TurnAt | None:

@@ -1,11 +1,11 @@
 """A fast BLAS under MLX on Linux without a GPU.
 
 MLX's CPU package links the reference BLAS. A library that exports the same symbols and is loaded with RTLD_GLOBAL
-before `import mlx.core` takes its place, since the dynamic linker takes the first definition that it finds. Measured
-on two cores in float32: reference 3 GFLOP/s, OpenBLAS 39, MKL 245.
+before `import mlx.core` replaces it, since the dynamic linker uses the first definition that it finds. Measured on two
+cores in float32: reference 3 GFLOP/s, OpenBLAS 39, MKL 245.
 
-Nothing is set that would change other libraries of the process: MKL gave the same bits for equal shapes in every run
-that was tried, at any alignment of its operands, so its reproducibility mode stays off.
+No setting of other libraries in the process is changed. MKL gave the same bits for equal shapes in all runs tried, at
+any alignment of its operands, so its reproducibility mode stays off.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _OPENBLAS = "libopenblas.so.0"
 
 @dataclass(frozen=True)
 class BlasInfo:
-    """The BLAS that MLX calls: `mkl`, `openblas`, `reference`, or `own` where MLX brings what it needs (macOS, CUDA).
+    """The BLAS that MLX calls: `mkl`, `openblas`, `reference`, or `own` if MLX needs none (macOS, CUDA).
 
     `library` is a path, or a name that the dynamic linker resolved; None for `reference` and `own`.
     """
@@ -32,9 +32,9 @@ class BlasInfo:
 
 @cache
 def preload() -> BlasInfo:
-    """Load the fastest BLAS that is installed, once a process, and tell which one MLX will call.
+    """Load the fastest installed BLAS, once in a process; return the one that MLX will call.
 
-    Must run before `import mlx.core`; after it there is nothing left to change, and `reference` is the answer.
+    Must run before `import mlx.core`; later it changes nothing and returns `reference`.
     """
     if sys.platform != "linux" or _has_cuda():
         return BlasInfo("own")
@@ -47,7 +47,7 @@ def preload() -> BlasInfo:
 
 
 def advice(info: BlasInfo) -> str | None:
-    """What would be faster and how to get it, or None where nothing would."""
+    """A faster BLAS and how to install it, or None."""
     if info.name in ("reference", "openblas") and platform.machine() == "x86_64":
         return "Intel's MKL is several times as fast: pip install 'amem[cpu]'"
     if info.name == "reference":
@@ -56,13 +56,13 @@ def advice(info: BlasInfo) -> str | None:
 
 
 def mkl_libraries() -> list[Path]:
-    """Every `libmkl_rt.so.N` of the `mkl` wheel, the newest first: in this environment, else where pip put it."""
+    """Every `libmkl_rt.so.N` of the `mkl` wheel, newest first: of this environment, else of pip's other folders."""
     found = list(Path(sys.prefix, "lib").glob("libmkl_rt.so.*")) or _mkl_elsewhere()
     return sorted(found, key=lambda path: int(path.suffix[1:]), reverse=True)
 
 
 def _mkl_elsewhere() -> list[Path]:
-    from importlib.metadata import PackageNotFoundError, files  # slow to import, and mostly not needed
+    from importlib.metadata import PackageNotFoundError, files  # slow to import, and rarely needed
 
     try:
         return [Path(str(file.locate())) for file in files("mkl") or [] if file.name.startswith("libmkl_rt.so.")]
@@ -71,14 +71,14 @@ def _mkl_elsewhere() -> list[Path]:
 
 
 def _has_cuda() -> bool:
-    """Whether MLX was installed with its CUDA package: told by its metadata folder, without importing anything."""
+    """Whether MLX's CUDA package is installed. Looks for its metadata folder and imports nothing."""
     mlx = find_spec("mlx")
     places = (mlx and mlx.submodule_search_locations) or []
     return any(True for place in places for _ in Path(place).parent.glob("mlx_cuda*.dist-info"))
 
 
 def _load(library: str) -> bool:
-    """Make the symbols of `library` the first that the linker finds; False where it is no working BLAS."""
+    """Make the symbols of `library` the first that the linker finds; False if it is no working BLAS."""
     try:
         return hasattr(ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL), "cblas_sgemm")
     except OSError:

@@ -1,9 +1,9 @@
-"""Large arrays in huge pages, where Linux has them.
+"""Large arrays in huge pages, if Linux offers them.
 
 A restore into new memory spends most of its time in page faults: on one machine 50 ms for 64 MB in pages of 4 KiB,
 and 5 ms in pages of 2 MiB. A process must ask for those (`madvise`) before memory is touched. NumPy does so for its
-own arrays; MLX touches what it allocates at once, unless it loads a file into it. So here it loads a file of zeros,
-which asks, and leaves it to the system to zero each page when it is first used: by the thread that reads a block.
+own arrays; MLX touches new memory at once, unless it loads a file into it. So an array is loaded from a file of zeros
+made here, which asks for huge pages, and Linux zeroes each page at its first use: by the thread that reads a block.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 
 class _Zeros(io.BytesIO):
-    """A .npy file of uint32 zeros. Only its header is there; what follows is made where it is read to."""
+    """A .npy file of uint32 zeros. Only its header exists; the zeros are made in the buffer of the reader."""
 
     def __init__(self, words: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class _Zeros(io.BytesIO):
 
 
 def _renew(address: int, nbytes: int) -> bool:
-    """Make whole pages huge where that is allowed, and new: Linux hands such pages out, zeroed, when they are used."""
+    """Ask for huge pages, and drop the present ones: Linux then provides zeroed pages at their first use."""
     if sys.platform != "linux":
         return False
     madvise = ctypes.CDLL(None).madvise

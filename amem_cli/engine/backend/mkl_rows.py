@@ -1,11 +1,11 @@
-"""The linear layers of a step of several agents, where MKL computes them.
+"""The linear layers of a decode step of several agents, on MKL.
 
-From three rows on MKL packs a weight matrix before it multiplies, which takes longer than reading it does. Row by row
-it packs nothing, and is as fast as the weights come: from memory for the first row, and from the cores' caches for the
-others if they follow before the weights have left them. So the weights are taken in blocks that fit there, and each
-block meets all rows. It is one matmul of many, in the order [blocks, rows].
+From three rows on MKL packs a weight matrix before it multiplies, which takes longer than reading it. With one row it
+packs nothing, and its speed is that of reading the weights: from memory for the first row, from the cores' caches for
+the others, as long as the weights stay there. So the weights are split into blocks that fit into the caches, and each
+block is multiplied by all rows in turn: one batched matmul in the order [blocks, rows].
 
-Each of these products is one that the row has alone too, and MKL gave the same bits for it in every shape tried.
+Each of these products has the shape of a single row's step, and MKL gave the same bits for it in all shapes tried.
 """
 
 from functools import cache
@@ -26,7 +26,7 @@ _as_linear: Any = Embedding.as_linear
 
 
 def install() -> None:
-    """Let linear layers and tied heads take several rows in this way. Calling it again is harmless."""
+    """Make linear layers and tied heads multiply several rows in this way. Calling it again is harmless."""
     if preload().name == "mkl":
         Linear.__call__ = _call_linear  # type: ignore[method-assign,assignment]
         Embedding.as_linear = _call_as_linear  # type: ignore[method-assign]
@@ -41,14 +41,14 @@ def _call_as_linear(layer: Any, x: mx.array) -> Any:
 
 
 def _applies(x: mx.array, weight: mx.array) -> bool:
-    """Whether x is a step of several agents, one token each, and the weights are MKL's and can be cut into blocks."""
+    """Whether x is a step of several agents, one token each, and the weights are float32 and can be split."""
     step = x.ndim == 3 and x.shape[0] >= FEWEST_ROWS and x.shape[1] == 1
     return step and x.dtype == weight.dtype == mx.float32 and block_outputs(*weight.shape) >= LEAST_OUTPUTS
 
 
 @cache
 def block_outputs(outputs: int, inputs: int) -> int:
-    """Outputs of one block of a float32 weight matrix [outputs, inputs]: the most that divide them and fit, else 0."""
+    """Outputs of one block of a float32 weight matrix [outputs, inputs]: the largest divisor that fits, else 0."""
     most = min(outputs, BLOCK_BYTES // (4 * inputs))
     return next((n for n in range(most, 0, -1) if outputs % n == 0), 0)
 

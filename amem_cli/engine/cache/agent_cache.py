@@ -33,7 +33,7 @@ CACHES: Mapping[Kind, type[LayerGroupCache]] = {"full": FullCache, "window": Win
 
 
 class Handle:
-    """Stands for the keys and values of one layer in a decode step; only `attention` knows what to do with it.
+    """The keys and values of one layer in a decode step, in place of arrays. Only `attention` reads it.
 
     For a layer of latents both are the latents.
     """
@@ -53,7 +53,7 @@ class RowHandles:
 
 
 class RowMasks:
-    """The masks of several agents, a row each; only `attention` knows what to do with them."""
+    """The masks of several agents, a row each. Only `attention` reads it."""
 
     def __init__(self, rows: Sequence[mx.array | str | None]) -> None:
         self.rows = rows
@@ -106,7 +106,7 @@ class LayerCache:
 
     @property
     def keys(self) -> mx.array:
-        """This pass's keys. A model may give them back tied to other arrays that are to be evaluated with them."""
+        """This pass's keys. A model may replace them by ones that depend on other arrays, to have those evaluated."""
         return self._cache.fresh[self._layer][0]
 
     @keys.setter

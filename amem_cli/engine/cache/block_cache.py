@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from amem_cli.engine.cache.codec import Quantized, axes_of, dequantize, quantize
+from amem_cli.engine.cache.codec import Quantized, axes_of, join_slots, left_over, quantize
 from amem_cli.engine.cache.layer_group_cache import LayerGroupCache, TailArray
 from amem_cli.engine.cache.slabs import (
     Buffer,
@@ -24,7 +24,6 @@ from amem_cli.engine.cache.slabs import (
     group_slice,
     part_bytes,
     put,
-    to_host,
 )
 from kvstore.format.codecs import Axis, Codec
 from kvstore.format.layers import LayerGroup, recent_parts, refined_parts
@@ -43,7 +42,7 @@ class BlockCache(LayerGroupCache):
         self._visible: mx.array | None = None
         # recent.k, recent.v: [layers, heads, 64, dim]
         recent = recent_parts(group, GROUP_TOKENS)
-        pool.count(sum(part.nbytes for part in recent))
+        pool.count(part_bytes(recent))
         self.recent_k, self.recent_v = (Buffer(part) for part in recent)
         self.keys = SideReader(Slab.keys, self.axes.keys, self.recent_k)
         self.values = self.keys if group.latent else SideReader(Slab.values, self.axes.values, self.recent_v)
@@ -51,10 +50,7 @@ class BlockCache(LayerGroupCache):
     @classmethod
     @abstractmethod
     def slab_blocks(cls, group: LayerGroup, codec: Codec) -> int:
-        """How many blocks a slab of this layer group has.
-
-        A function of the shapes alone, since the order in which blocks enter the graph follows from it.
-        """
+        """Blocks in a slab. It depends on shapes alone, since the order of blocks in the graph follows from it."""
 
     @classmethod
     @abstractmethod
@@ -195,8 +191,8 @@ class BlockCache(LayerGroupCache):
         keys, values = [], []
         if first < quantized:
             for q_keys, q_values in self._runs(first // BLOCK_TOKENS, -(-quantized // BLOCK_TOKENS), layer):
-                keys.append(self._plain(q_keys, self.axes.keys, dtype))
-                values.append(self._plain(q_values, self.axes.values, dtype))
+                keys.append(join_slots(q_keys, self.axes.keys, self.codec.bits, dtype))
+                values.append(join_slots(q_values, self.axes.values, self.codec.bits, dtype))
             base = first // BLOCK_TOKENS * BLOCK_TOKENS
             seen = slice(first - base, quantized - base)
             keys, values = ([mx.concatenate(x, axis=1)[:, seen]] for x in (keys, values))
@@ -221,16 +217,10 @@ class BlockCache(LayerGroupCache):
                 runs.append((slab, slot, slot + 1))
         return [(slab.keys(slice(a, b), layer), slab.values(slice(a, b), layer)) for slab, a, b in runs]
 
-    def _plain(self, q: Quantized, axis: Axis, dtype: mx.Dtype) -> mx.array:
-        """[slots, heads, rows, ...] codes to [heads, tokens, dim]."""
-        x = dequantize(q, axis, self.codec.bits, dtype)
-        slots, heads, tokens, dim = x.shape
-        return x.swapaxes(0, 1).reshape(heads, slots * tokens, dim)
-
     def _refined(self, x: mx.array, rest: Quantized, axis: Axis) -> list[mx.array]:
         """Keys or values from the first token on, [heads, tokens, dim], in two pieces: refined tokens, then others."""
-        refined = self.codec.refined
-        return [x[:, :refined] + self._plain(rest, axis, x.dtype), x[:, refined:]]
+        n = self.codec.refined
+        return [x[:, :n] + join_slots(rest, axis, self.codec.bits, x.dtype), x[:, n:]]
 
     def gather(self) -> "Intake":
         """Stack this pass's keys and values, and quantize the groups that they complete. Nothing is evaluated yet."""
@@ -247,21 +237,13 @@ class BlockCache(LayerGroupCache):
         if recent:
             k = mx.concatenate([self.recent_k.array[:, :, :recent], k], axis=2)
             v = mx.concatenate([self.recent_v.array[:, :, :recent], v], axis=2)
-        codes: list[mx.array] = []
-        rest: list[mx.array] = []
+        codes, rest = list[mx.array](), list[mx.array]()
         refined = not self.quantized and refined_parts(self.group, self.codec)
         for x, axis in ((k, self.axes.keys), (v, self.axes.values)):
             own = quantize(x[:, :, :whole], axis, self.codec.bits)
             codes += own
-            rest += self._left_over(x, own, axis) if refined else ()
+            rest += left_over(x, own, axis, self.codec) if refined else ()
         return Intake(tokens, 0, codes, rest, k[:, :, whole:], v[:, :, whole:])
-
-    def _left_over(self, x: mx.array, codes: Quantized, axis: Axis) -> Quantized:
-        """Codes of what `codes` leave of the first tokens of x, [layers, heads, tokens, dim]."""
-        first = slice(0, self.codec.refined)
-        held = dequantize(codes, axis, self.codec.bits, mx.float32)
-        left = x[:, :, first].astype(mx.float32) - held[:, :, first]
-        return quantize(left.astype(mx.bfloat16), axis, self.codec.bits)
 
     def take(self, intake: "Intake") -> None:
         """Copy an evaluated intake into the blocks and the recent tokens."""
@@ -276,8 +258,7 @@ class BlockCache(LayerGroupCache):
         recent = intake.recent_k.shape[2]
         if recent:
             at = slice(intake.recent_at, intake.recent_at + recent)
-            self.recent_k.host[:, :, at] = to_host(intake.recent_k)
-            self.recent_v.host[:, :, at] = to_host(intake.recent_v)
+            put((intake.recent_k, intake.recent_v), (self.recent_k.host[:, :, at], self.recent_v.host[:, :, at]))
         self.offset += intake.tokens
 
     def tail(self, block: int, tokens: int) -> list[TailArray]:

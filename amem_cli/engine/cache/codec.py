@@ -13,7 +13,7 @@ from kvstore.format.codecs import Axis, Codec
 from kvstore.format.layers import LayerGroup, stored_axes
 from kvstore.format.parts import GROUP_TOKENS
 
-MANY_ROWS = 16  # query heads to a head of keys, from which on dequantizing a slab first is quicker on the CPU
+MANY_ROWS = 16  # query heads for each head of keys; from here on the CPU is quicker if it dequantizes a slab first
 
 
 class Quantized(NamedTuple):
@@ -36,7 +36,7 @@ class Axes(NamedTuple):
 
 
 def axes_of(group: LayerGroup, codec: Codec) -> Axes:
-    """The codec's axes, with those head dims that 64 does not divide grouped along the tokens."""
+    """The codec's axes; a head dim that is no multiple of 64 is grouped along the tokens."""
     return Axes(*stored_axes(group, codec))
 
 
@@ -44,8 +44,8 @@ def quantize(x: mx.array, axis: Axis, bits: int) -> Quantized:
     """Quantize x, bfloat16 [..., tokens, dim] with tokens a multiple of 64.
 
     Along the channels as `mx.quantize` does it: zero is a code, and one end of the range may be cut by half a step.
-    Along the tokens both ends are codes, since a channel's extremes count for more than its zero: the least element
-    is taken off first, so that the range that is quantized begins at zero.
+    Along the tokens both ends are codes, since a channel's extremes matter more than its zero: the least element is
+    subtracted first, so that the quantized range begins at zero.
     """
     if axis == "channel":
         return Quantized(*mx.quantize(x, group_size=GROUP_TOKENS, bits=bits))
@@ -63,6 +63,21 @@ def dequantize(q: Quantized, axis: Axis, bits: int, dtype: mx.Dtype) -> mx.array
     return x.swapaxes(-1, -2) if axis == "token" else x
 
 
+def join_slots(q: Quantized, axis: Axis, bits: int, dtype: mx.Dtype) -> mx.array:
+    """The keys or values of neighbouring slots, codes [slots, heads, rows, ...], as one array [heads, tokens, dim]."""
+    x = dequantize(q, axis, bits, dtype)
+    slots, heads, tokens, dim = x.shape
+    return x.swapaxes(0, 1).reshape(heads, slots * tokens, dim)
+
+
+def left_over(x: mx.array, codes: Quantized, axis: Axis, codec: Codec) -> Quantized:
+    """The second layer of codes: of what `codes` leave over of the first tokens of x, [layers, heads, tokens, dim]."""
+    first = slice(0, codec.refined)
+    held = dequantize(codes, axis, codec.bits, mx.float32)
+    left = x[:, :, first].astype(mx.float32) - held[:, :, first]
+    return quantize(left.astype(mx.bfloat16), axis, codec.bits)
+
+
 def scores(queries: mx.array, keys: Quantized, axis: Axis, bits: int) -> mx.array:
     """queries [..., rows, dim] times quantized keys, transposed: [..., rows, tokens]."""
     if _decoded_once(queries):
@@ -78,12 +93,12 @@ def weighted(weights: mx.array, values: Quantized, axis: Axis, bits: int) -> mx.
 
 
 def _decoded_once(x: mx.array) -> bool:
-    """Whether so many rows [..., rows, n] share codes that the CPU, which decodes them anew for each, takes longer."""
+    """Whether so many rows [..., rows, n] share codes that decoding once is quicker: the CPU decodes for each row."""
     return x.shape[-2] >= MANY_ROWS and mx.default_device().type == mx.DeviceType.cpu
 
 
 def _plain(q: Quantized, axis: Axis, bits: int, beside: mx.array) -> mx.array:
-    """The codes dequantized in the type of `beside` and not before it is there: other layers' would fill memory."""
+    """The dequantized codes in the type of `beside`, computed after it, so that few layers' are in memory at once."""
     packed, scales, biases = mx.depends([*q], [beside])
     return dequantize(Quantized(packed, scales, biases), axis, bits, beside.dtype)
 

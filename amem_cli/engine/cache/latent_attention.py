@@ -1,11 +1,11 @@
 """Multi-head latent attention on its latents, for models whose file in mlx-lm caches the expanded keys and values.
 
-All heads' keys and values are linear maps of one latent vector a token. The cache keeps that vector and the one
-rotated part of the key that the heads share, instead of what they expand to: in DeepSeek-Coder-V2-Lite 576 numbers a
-token and layer instead of 5,120. The maps move from the cached side to the other one, (q, W c) = (Wᵀ q, c), so a
-decode step never expands the past; a prefill does, for the one layer that it is at.
+All heads' keys and values are linear maps of one latent vector per token. The cache keeps that vector and the rotated
+part of the key that the heads share, instead of the expanded keys and values: in DeepSeek-Coder-V2-Lite 576 numbers per
+token and layer instead of 5,120. The map moves from the cached side to the query, (q, W c) = (Wᵀ q, c), so a decode
+step never expands the past; a prefill does, for one layer at a time.
 
-Same sums in another order: logits are the same but for rounding. The layer is told by its parts, not by its name.
+The same sums in another order: logits differ by rounding only. The layer is recognized by its parts, not by its name.
 """
 
 from typing import Any
@@ -20,16 +20,16 @@ _PARTS = ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj", "rope",
 
 
 def absorb(model: Any) -> None:
-    """Put every layer of a model that caches expanded latents onto the latents themselves."""
+    """Make every layer of a model that caches expanded latents cache the latents themselves."""
     for layer in getattr(model, "layers", ()):
         inner: Any = getattr(layer, "self_attn", None)
-        # an adapter's linear map is of another type, and stays as it is
+        # an adapter's linear map has another type, and is not replaced
         if all(hasattr(inner, part) for part in _PARTS) and type(inner.kv_b_proj) in (Linear, QuantizedLinear):
             layer.self_attn = LatentAttention(inner)
 
 
 class LatentAttention(Module):
-    """Takes the place of an attention layer, and keeps its projections."""
+    """Replaces an attention layer, and keeps its projections."""
 
     def __init__(self, expanded: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class LatentAttention(Module):
         return answer
 
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, bias: mx.array) -> mx.array:
-        # looked up at each call: in decode a handle may stand for the latents, and the seam knows it
+        # looked up at each call: in decode the latents may be a handle, which `attention` replaces this function for
         scale = self.expanded.scale
         out: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache=None, scale=scale, mask=bias)
         return out

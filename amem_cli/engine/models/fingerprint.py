@@ -1,9 +1,9 @@
-"""What computed the KV: a digest of each part of a model that changes it. No MLX, so that it can be asked cheaply.
+"""A model's identity: a digest of each part that changes its keys and values. No MLX, so that it is quick.
 
 Weights are identified by content, never by name: the same folder with one weight changed is another model. Reading a
-gigabyte takes a few tenths of a second, so the digest of a large file is remembered beside the state that `stat` gave
-for it. A change in place always moves ctime, which no program can set back; a file that changed less than two
-seconds before it was read is not remembered, since a second change could fall into the same tick of the clock.
+gigabyte takes a few tenths of a second, so the digest of a large file is remembered together with its `stat`. A change
+in place always moves ctime, which no program can set back; a file that changed less than two seconds before it was
+read is not remembered, since a second change could fall into the same tick of the clock.
 """
 
 import contextlib
@@ -20,13 +20,14 @@ from xxhash import xxh3_128
 from amem_cli.engine.models.folder import chat_template, read_config, tokenizer_settings, weight_files
 from kvstore.disk import files
 from kvstore.errors import AmemError, NotFoundError
+from kvstore.format.document import Xxh128, parse
 from kvstore.format.manifest import ModelIdentity
 
 PARTS = ("weights", "config", "tokenizer", "template", "adapter")
 NONE = "none"
 _SETTLED_SECONDS = 2.0
 
-# Keys that say how a model was saved or when to stop, and leave the KV as it is.
+# Keys about how a model was saved or when to stop, which do not change keys and values.
 _CONFIG_NOISE = {
     "_name_or_path", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype", "transformers_version",
     "use_cache",
@@ -34,7 +35,7 @@ _CONFIG_NOISE = {
 _TOKENIZER_NOISE = {"chat_template", "name_or_path", "processor_class", "tokenizer_file"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
-Stat = list[int]  # size, mtime_ns, ctime_ns, inode, device
+Stat = tuple[int, int, int, int, int]  # size, mtime_ns, ctime_ns, inode, device
 
 
 class Digests:
@@ -42,14 +43,12 @@ class Digests:
 
     def __init__(self, memory: Path | None) -> None:
         self._memory = memory
-        self._known: dict[str, tuple[Stat, str]] = {}
+        self._known: dict[str, tuple[Stat, Xxh128]] = {}
         self._changed = False
         if memory is not None:
-            # whatever stands there is only a shortcut: where it cannot be read the files are
-            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-                self._known = {
-                    path: (list(stat), str(digest)) for path, (stat, digest) in json.loads(memory.read_bytes()).items()
-                }
+            # the memory is only a shortcut: without it, or with a damaged one, the files are read
+            with contextlib.suppress(OSError, ValueError):
+                self._known = parse(memory.read_bytes(), dict[str, tuple[Stat, Xxh128]])
 
     def of(self, path: Path) -> str:
         """The digest of `path`, 32 hex digits. Raises NotFoundError."""
@@ -67,7 +66,7 @@ class Digests:
         return digest
 
     def save(self) -> None:
-        """Write what was learnt. A memory that cannot be written costs time at the next start and nothing else."""
+        """Write the memory, if it changed. If that fails, the next start takes longer; nothing else."""
         if self._memory is None or not self._changed:
             return
         fresh = self._memory.with_name(f"{self._memory.name}.{os.getpid()}")
@@ -98,7 +97,7 @@ def identify(folder: Path, adapter: Path | None, name: str, memory: Path | None)
 
 
 def compare(stored: ModelIdentity, present: ModelIdentity) -> list[str]:
-    """The parts that differ, in the order of PARTS; empty where KV of the one can be used with the other."""
+    """The parts that differ, in the order of PARTS; none if the keys and values of one can be used with the other."""
     return [part for part in PARTS if stored.parts.get(part) != present.parts.get(part)]
 
 
@@ -129,7 +128,7 @@ def _xxh3(path: Path) -> str:
 
 def _stat(path: Path) -> Stat:
     stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev
 
 
 def _without(values: dict[str, Any], noise: set[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A model, loaded and ready to run: its weights, its tokenizer, its prompt format, and what identifies it.
+"""Loads a model: its weights, its tokenizer, its prompt format, and its identity.
 
 Every shell command pays for this, so the tokenizer is read by `tokenizers` alone: through transformers Gemma's takes
 five times as long. On the CPU weights are cast to float32, and 4-bit ones dequantized, which MLX computes with many
@@ -30,13 +30,13 @@ from kvstore.format.manifest import ModelIdentity
 
 _FLOAT32_SHARE = 0.7  # of the machine's memory, at most, for weights in float32
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_sequence_length")
-# what loading raises for files that are not what they should be
+# what loading raises for damaged or unknown files
 _BROKEN = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, OSError)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory. `context_length` is in tokens, None where the config does not tell."""
+    """A model in memory. `context_length` is in tokens, None if the config has none."""
 
     model: Module
     tokenizer: Tokenizer
@@ -79,7 +79,7 @@ def _load_weights(folder: Path, adapter: Path | None) -> tuple[Module, dict[str,
     on_cpu = mx.default_device().type == mx.DeviceType.cpu
     if on_cpu:
         model, config = _open(folder, adapter)
-        model.set_dtype(mx.float32)  # scales and biases too, so that 4-bit weights lose nothing when they are expanded
+        model.set_dtype(mx.float32)  # scales and biases too, so that dequantizing 4-bit weights loses nothing
         dequantize_model(model)
         if model_bytes(model) <= _FLOAT32_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
             return _read(model), config
@@ -99,7 +99,7 @@ def _open(folder: Path, adapter: Path | None) -> tuple[Module, dict[str, Any]]:
 def _read(model: Module) -> Module:
     absorb(model)
     for weight in _weights(model):
-        mx.eval(weight)  # one by one: the types on disk and in memory are together there for one array only
+        mx.eval(weight)  # one by one: only one array is in memory in both types
     return model
 
 
@@ -109,7 +109,7 @@ def model_bytes(model: Module) -> int:
 
 
 def _weights(model: Any) -> list[mx.array]:
-    """The arrays of a Module, whose own methods have no types."""
+    """The arrays of a Module, whose own methods are untyped."""
     return [array for _, array in cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))]
 
 

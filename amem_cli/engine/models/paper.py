@@ -1,4 +1,4 @@
-"""What the paper (arXiv 2603.04428) counts: bytes of a token in its layout, and agents of its three models."""
+"""The counts of the paper (arXiv 2603.04428): bytes of a token in its layout, and agents of its three models."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,15 +32,16 @@ class Published:
 
 
 def bytes_per_token(group: LayerGroup) -> float:
-    """Bytes that a token takes in the paper's layout, which knows no windows: 0.281 times those in float16."""
+    """Bytes of a token in the paper's layout, which has no windows: 0.281 times those in float16."""
     return layers.bytes_per_token(replace(group, window=None), CODEC)
 
 
 def published(config: dict[str, Any], context: int, fp16_bytes: int, q4_bytes: int) -> Published | None:
-    """The paper's counts, from what an agent takes; None unless it counts this model's agents at this context."""
+    """The paper's counts for this model and context, given an agent's bytes; None if the paper has none."""
     text = {**config, **(config.get("text_config") or {})}
     keys = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads")
-    found = _MODELS.get(tuple(text.get(key) for key in keys))
+    own = [text.get(key) for key in keys]  # of any type
+    found = next((figures for model, figures in _MODELS.items() if list(model) == own), None)
     if found is None or context != CONTEXT:
         return None
     model, memory = found

@@ -1,7 +1,7 @@
-"""What agents of a model will take in memory, told from its `config.json` alone.
+"""How much memory agents of a model will take, from its `config.json` alone.
 
-The model's own class is built, and its weights stay numbers that MLX has been told of and never computes: what its
-cache is made of is found as it is for a model that runs, in a few megabytes, whatever the model's size.
+The model's own class is built with weights that MLX never computes, and its cache is probed as that of a loaded model.
+This takes a few megabytes, whatever the model's size.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from amem_cli.engine.cache.agent_cache import footprint
 from amem_cli.engine.cache.latent_attention import absorb
 from amem_cli.engine.cache.probe import ModelCacheSpec, describe
 from amem_cli.engine.models import paper
-from amem_cli.engine.models.folder import read_config, read_json_object
+from amem_cli.engine.models.folder import read_config, read_config_file
 from amem_cli.engine.models.registry import find
 from amem_cli.engine.models.sources import materialize
 from kvstore.errors import ModelMismatchError, NotFoundError
@@ -26,13 +26,13 @@ from kvstore.format.layers import LayerGroup, bytes_per_token, fp16_bytes_per_to
 from kvstore.format.layout import StoreLayout
 
 _CHECK_CONFIG = "check its config.json"
-# what a model file raises for a config that is not one of its own
+# what a model's code raises for a config of another model
 _BROKEN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class GroupReport:
-    """A layer group, how decode reads it (by handle, by arrays, as states), and the bytes of one token of it."""
+    """A layer group, how decode reads it (by handle, as arrays, as states), and the bytes of one token of it."""
 
     id: str
     kind: str
@@ -50,7 +50,7 @@ class GroupReport:
 
 @dataclass(frozen=True)
 class Kept:
-    """What an agent of so many tokens takes in memory: in float16 with all of the context, and as amem keeps it."""
+    """Memory of an agent of `tokens` tokens: in float16 with the whole context, and as amem keeps it."""
 
     tokens: int
     fp16_bytes: int
@@ -59,7 +59,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """A way to keep an agent's cache, the bytes that an agent takes in it, and how many agents fit."""
+    """A format of an agent's cache, the bytes of an agent in it, and how many agents fit."""
 
     name: str
     what: str
@@ -68,7 +68,7 @@ class MemoryLayout:
 
 
 def config_of(layout: StoreLayout, text: str, cache: Path) -> dict[str, Any]:
-    """The config of the model that `text` names, or the one in the JSON file of that name. Nothing is fetched.
+    """The config of the model that `text` names, or of the JSON file at that path. Nothing is fetched.
 
     Raises NotFoundError and ModelMismatchError.
     """
@@ -76,7 +76,7 @@ def config_of(layout: StoreLayout, text: str, cache: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         if not path.is_file():
             raise NotFoundError(f"no file {path}", "give a model, or the path of its config.json")
-        return read_json_object(path)
+        return read_config_file(path)
     entry = find(layout, text)
     return read_config(_local(entry.source) if entry.kind == "hub" else materialize(entry, cache))
 
@@ -91,19 +91,22 @@ def _local(repository: str) -> Path:
 
 
 def describe_config(config: dict[str, Any]) -> ModelCacheSpec:
-    """The cache of the model that a config stands for. Raises ModelMismatchError where it is not served."""
+    """The cache of the model with this config. Raises ModelMismatchError for a model that amem does not serve."""
     model = _unloaded(config)
     absorb(model)
     return describe(model)
 
 
 def plain_groups(config: dict[str, Any]) -> tuple[LayerGroup, ...]:
-    """What mlx-lm's own caches hold, as the paper counts: latents may be expanded. Raises as `describe_config`."""
+    """The layer groups of mlx-lm's own caches, as the paper counts: latents may be expanded.
+
+    Raises as `describe_config`.
+    """
     return describe(_unloaded(config)).groups
 
 
 def _unloaded(config: dict[str, Any]) -> Module:
-    """The model, none of its weights ever computed, in the type that it runs in on this machine."""
+    """The model, with weights that are never computed, in the type in which it runs on this machine."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise ModelMismatchError("this config names no model_type", _CHECK_CONFIG)
@@ -123,7 +126,7 @@ def _unloaded(config: dict[str, Any]) -> Module:
 
 
 def _absent(config: dict[str, Any], args_class: Any) -> list[str]:
-    """What a model file wants in a config and has no value for, where it is not there."""
+    """Fields without a default that the config lacks."""
     wanted = fields(args_class) if is_dataclass(args_class) else ()
     needed = (field.name for field in wanted if field.default is MISSING and field.default_factory is MISSING)
     return [name for name in needed if name not in config]
@@ -137,7 +140,7 @@ def _dtype(config: dict[str, Any]) -> mx.Dtype:
 
 
 def report(spec: ModelCacheSpec, codec: Codec) -> list[GroupReport]:
-    """Each layer group of a model, and what it costs."""
+    """Each layer group of a model, and its memory."""
     return [
         GroupReport(
             id=group.id,
@@ -164,7 +167,7 @@ def _served(group: LayerGroup, arrays_only: frozenset[int]) -> str:
 
 
 def kept(groups: Sequence[LayerGroup], codec: Codec, tokens: int) -> Kept:
-    """What an agent of `tokens` tokens takes."""
+    """The memory of an agent of `tokens` tokens."""
     return Kept(tokens, fp16_bytes(groups, tokens), footprint(groups, codec, tokens))
 
 

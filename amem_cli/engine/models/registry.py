@@ -1,19 +1,20 @@
-"""Models by name: the one that a package brings, those registered in the store, and whatever a path or hub id names.
+"""Models by name: the demo model of a package, those registered in the store, and any path or hub id.
 
-Nothing here loads or fetches a model, so listing and choosing stay quick. An entry's name always finds the same entry
-again: agents remember it. A model that was named by its path is therefore called by its whole path.
+Nothing here loads or fetches a model, so listing and choosing stay quick. A name always finds the same entry again,
+since agents record it. A model that was given by its path is therefore called by its whole path.
 """
 
 import difflib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from kvstore.disk import files
 from kvstore.errors import ConflictError, DamageError, NotFoundError, UsageError
+from kvstore.format.document import Document, as_dict, parse
 from kvstore.format.layout import StoreLayout
 from kvstore.naming import check_name, new_id
 
@@ -25,9 +26,19 @@ Kind = Literal["folder", "gguf", "hub", "demo"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
+class ModelRecord(Document, frozen=True):
+    """A registered model as its JSON file holds it."""
+
+    name: str
+    source: str
+    kind: Kind
+    adapter: str | None
+    format: Literal[1] = 1
+
+
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model that can be loaded. `folder` is None while its files are still to be converted or fetched."""
+    """A model that can be loaded. `folder` is None if its files must be converted or fetched first."""
 
     name: str
     source: str  # a folder's or a GGUF file's absolute path, a hub id, or a package
@@ -37,7 +48,7 @@ class ModelEntry:
 
 
 def entries(layout: StoreLayout) -> list[ModelEntry]:
-    """The registered models by name; empty where there is no store yet."""
+    """The registered models by name; none without a store. Raises DamageError."""
     if not layout.model_names.is_dir():
         return []
     return [_read(path) for path in sorted(layout.model_names.glob("*.json"))]
@@ -46,8 +57,8 @@ def entries(layout: StoreLayout) -> list[ModelEntry]:
 def add(layout: StoreLayout, name: str, source: str, adapter: Path | None = None) -> ModelEntry:
     """Register `source` (a model folder, a GGUF file, a hub id, or the demo model's name) as `name`.
 
-    Raises UsageError for a bad name, NotFoundError for a source that is not there, and ConflictError where the name
-    stands for another model.
+    Raises UsageError for a bad name, NotFoundError for a missing source, and ConflictError if the name is taken by
+    another model.
     """
     check_name("model", name)
     kind, place = _recognize(source)
@@ -59,12 +70,11 @@ def add(layout: StoreLayout, name: str, source: str, adapter: Path | None = None
         raise ConflictError(f"{DEMO} is the name of the demo model", "register the model under another name")
     if path.exists():
         if _read(path) != entry:
-            raise ConflictError(f"the name {name} stands for another model", f"see `amem model rm {name}`")
+            raise ConflictError(f"the name {name} belongs to another model", f"see `amem model rm {name}`")
         return entry
-    record = {**asdict(entry), "adapter": None if entry.adapter is None else str(entry.adapter), "format": 1}
-    del record["folder"]
+    record = ModelRecord(name, place, kind, None if entry.adapter is None else str(entry.adapter))
     files.make_dirs(path.parent)
-    files.publish(path, json.dumps(record, sort_keys=True).encode(), path.with_name(f"{new_id()}.new"))
+    files.publish(path, json.dumps(as_dict(record), sort_keys=True).encode(), path.with_name(f"{new_id()}.new"))
     return entry
 
 
@@ -81,7 +91,7 @@ def remove(layout: StoreLayout, name: str) -> None:
 def find(layout: StoreLayout, text: str | None) -> ModelEntry:
     """The model that `text` names: a registered name, the demo model, a folder, a GGUF file, or a hub id.
 
-    Without a text it is the only one registered. Raises NotFoundError, and UsageError where the choice is open.
+    Without a text it is the only one registered. Raises NotFoundError, and UsageError if there are several.
     """
     if text is None:
         return _only(entries(layout))
@@ -104,7 +114,7 @@ def _only(registered: list[ModelEntry]) -> ModelEntry:
 
 
 def _recognize(text: str) -> tuple[Kind, str]:
-    """What `text` is, and where. Raises NotFoundError, with a hint where it is clear what is missing."""
+    """The kind of model that `text` names, and its place. Raises NotFoundError, with a hint if the kind is clear."""
     path = Path(text).expanduser()
     if text == DEMO:
         if find_spec(DEMO_PACKAGE) is None:
@@ -131,13 +141,10 @@ def _entry(name: str, source: str, kind: Kind, adapter: Path | None) -> ModelEnt
 
 def _read(path: Path) -> ModelEntry:
     try:
-        record: dict[str, Any] = json.loads(files.read(path))
-        adapter, kind = record["adapter"], record["kind"]
-        if kind not in get_args(Kind):
-            raise ValueError
-        return _entry(record["name"], record["source"], kind, Path(adapter) if adapter else None)
-    except (ValueError, KeyError, TypeError) as error:
+        record = parse(files.read(path), ModelRecord)
+    except ValueError as error:
         raise DamageError(f"{path} is not a registered model", "remove it and register the model again") from error
+    return _entry(record.name, record.source, record.kind, Path(record.adapter) if record.adapter else None)
 
 
 def _unknown(layout: StoreLayout, text: str) -> NotFoundError:

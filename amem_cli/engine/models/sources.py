@@ -1,4 +1,4 @@
-"""Where a model's files are, and its tokenizer. No MLX, so that tokens can be told as text without loading a model."""
+"""Finds, converts or fetches a model's files. No MLX, so that tokens become text without loading a model."""
 
 from importlib import import_module
 from pathlib import Path
@@ -8,14 +8,14 @@ from amem_cli.engine.models.fingerprint import Digests
 from amem_cli.engine.models.registry import DEMO_PACKAGE, ModelEntry
 from kvstore.errors import NotFoundError
 
-# what mlx-lm fetches of a model, but for code
+# the files that mlx-lm fetches of a model, except code
 _WANTED = [
     *("*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt", "*.jsonl", "*.jinja"),
 ]
 
 
 def materialize(entry: ModelEntry, cache: Path) -> Path:
-    """The folder that holds the model of `entry`, converted or fetched first where it has to be.
+    """The folder that holds the model of `entry`, converted or fetched first if needed.
 
     Raises NotFoundError and ModelMismatchError.
     """
@@ -50,7 +50,7 @@ def _demo_package() -> Any:
 
 
 def _fetch(repository: str) -> Path:
-    """The local snapshot of a hub repository; the hub is asked only for what is not there."""
+    """The local snapshot of a hub repository; the hub is asked only if it is missing or incomplete."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -58,7 +58,7 @@ def _fetch(repository: str) -> Path:
     try:
         return Path(snapshot_download(repository, allow_patterns=_WANTED, local_files_only=True))
     except (OSError, ValueError):
-        pass  # not there yet, or not whole
+        pass  # missing or incomplete
     try:
         return Path(snapshot_download(repository, allow_patterns=_WANTED))
     except Exception as error:  # the hub's client raises its own errors, its HTTP library's and the system's

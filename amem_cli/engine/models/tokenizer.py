@@ -14,7 +14,7 @@ from kvstore.errors import ModelMismatchError
 
 
 def load_prompt(folder: Path) -> PromptFormat:
-    """How the model in `folder` wants its prompts, from its small files alone.
+    """The prompt format of the model in `folder`, from its small files alone.
 
     Raises NotFoundError, and ModelMismatchError for files that cannot be read.
     """
@@ -65,7 +65,7 @@ def prompt_format(folder: Path, tokenizer: Tokenizer, stop_ids: Iterable[int]) -
 
 
 def _leading_tokens(tokenizer: Tokenizer, add_bos: bool | None, bos: str | None) -> list[int]:
-    """What the tokenizer puts before every text; its settings' own word on BOS goes before its post-processor."""
+    """What the tokenizer puts before every text. `add_bos` in the settings overrides its post-processor."""
     bos_id = tokenizer.token_to_id(bos) if bos else None
     if add_bos is not None:
         return [bos_id] if add_bos and bos_id is not None else []
@@ -76,6 +76,6 @@ def _leading_tokens(tokenizer: Tokenizer, add_bos: bool | None, bos: str | None)
 
 
 def _token_text(value: Any) -> str | None:
-    """A special token as the settings write it: a string, or an object that holds one."""
+    """A special token of the settings: a string, or an object that holds one."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None

@@ -113,7 +113,7 @@ def read(path: Path) -> tuple[list[Pair], dict[str, Any]]:
         if unknown := sorted({str(name) for name in classes} - _READABLE.keys()):
             raise ModelMismatchError(f"{path} holds {', '.join(unknown)}, which amem does not import")
         caches, known = load_prompt_cache(str(path), return_metadata=True)
-        return [_pair(cache, path) for cache in caches], known or {}
+        return [_pair(cache, path) for cache in caches], known if isinstance(known, dict) else {}
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise DamageError(f"{path} is no prompt cache that this mlx-lm reads", "save it with mlx-lm again") from error
 

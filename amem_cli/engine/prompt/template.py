@@ -1,9 +1,9 @@
-"""A model's chat template, cut into the pieces that stand before, between and after turns.
+"""A model's chat template, cut into the pieces before, between and after turns.
 
 The template is rendered around sentinel texts that no template contains, and cut at them. The pieces, joined again,
-must equal the template's own rendering of whole conversations, or the template is refused: no table of model names is
-needed, and a template that cannot be continued by appending (one that moves the system text into the last turn) is
-found out before any token is computed.
+must equal the template's own rendering of whole conversations, or the template is refused. So no table of model names
+is needed, and a template that cannot be continued by appending (one that moves the system text into the last turn) is
+refused before any token is computed.
 """
 
 import logging
@@ -24,7 +24,7 @@ _ANSWER = ("qxAnswerOnexq", "qxAnswerTwoxq")
 
 
 class _UncuttableError(Exception):
-    """The template renders conversations in a way that appending turns cannot give."""
+    """The template's conversations cannot be made by appending turns."""
 
 
 _FAILURES = (TemplateError, _UncuttableError, TypeError, ValueError, LookupError)  # what a template's code may raise
@@ -32,20 +32,20 @@ _FAILURES = (TemplateError, _UncuttableError, TypeError, ValueError, LookupError
 
 @dataclass(frozen=True)
 class Pieces:
-    """The template's text around turns. Joined with the turns' texts they give what the template renders."""
+    """The template's text around turns. Joined with the turns' texts they equal the template's rendering."""
 
     opening: str  # before the first turn when no system text is given: BOS, a default system turn
     start: dict[str, str]  # by role: user, assistant
     end: dict[str, str]
     answer: str  # the generation prompt
     system: tuple[str, str] | None  # before and after a given system text; None: the template refuses one
-    folded: bool = False  # True: the system text stands inside the first user turn, which is open after it
+    folded: bool = False  # True: the system text is a part of the first user turn, which is open after it
 
 
 def cut(template: str, special: dict[str, str]) -> Pieces:
-    """Cut a Jinja chat template into its pieces; `special` holds bos_token and the like, which templates name.
+    """Cut a Jinja chat template into its pieces. `special`: bos_token and other variables of the template.
 
-    Raises ModelMismatchError where conversations cannot be made by appending turns.
+    Raises ModelMismatchError if its conversations cannot be made by appending turns.
     """
 
     render_jinja_template = _transformers_renderer()
@@ -69,7 +69,7 @@ def cut(template: str, special: dict[str, str]) -> Pieces:
 
 
 def _transformers_renderer() -> Callable[..., Any]:
-    """The function of transformers that renders chats; importing it must not warn that PyTorch is not there."""
+    """The function of transformers that renders chats; importing it must not warn that PyTorch is missing."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -104,7 +104,7 @@ def _cut_turns(render: Render) -> Pieces:
 
 
 def _cut_system(render: Render, pieces: Pieces) -> Pieces:
-    """`pieces` with what stands around a system text."""
+    """`pieces` with those around a system text."""
     (u1, u2, _), (a1, _) = _USER, _ANSWER
     dialogue = [("system", _SYSTEM), ("user", u1), ("assistant", a1), ("user", u2)]
     before, rest = _split(render(dialogue[:2]), _SYSTEM)
@@ -123,8 +123,8 @@ def _check_joined(render: Render, pieces: Pieces, dialogue: Sequence[Message]) -
     if dialogue[0][0] == "system" and pieces.system is not None:
         before, after = pieces.system
         text, turns, open_turn = before + dialogue[0][1] + after, dialogue[1:], pieces.folded
-    for role, said in turns:
-        text += ("" if open_turn else pieces.start[role]) + said + pieces.end[role]
+    for role, own in turns:
+        text += ("" if open_turn else pieces.start[role]) + own + pieces.end[role]
         open_turn = False
     if text + pieces.answer != render(dialogue, answer=True):
         raise _UncuttableError

@@ -1,7 +1,7 @@
-"""Text to tokens: the turns of a conversation, and what the model's chat template puts around them.
+"""Text to tokens: the turns of a conversation, and the chat template's pieces around them.
 
-A conversation grows by appending: every text is tokenized once and on its own, and what the cache holds is never
-tokenized again. Control tokens come from the template's pieces alone: in a user's text `<|im_end|>` stays text.
+A conversation grows by appending: every text is tokenized once and separately, and cached text is never tokenized
+again. Control tokens come only from the template's pieces: in a user's text `<|im_end|>` stays text.
 """
 
 import threading
@@ -18,7 +18,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []  # those before `_read` are shown, and kept as the context of what follows
+        self._ids: list[int] = []  # those before `_read` are emitted, and kept as context
         self._read = 0
 
     def add(self, token: int) -> str:
@@ -33,7 +33,7 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """What is left: a character that was never completed, as U+FFFD."""
+        """The rest of the text: an incomplete character, as U+FFFD."""
         text = self._unread()
         self._ids, self._read = [], 0
         return text
@@ -44,7 +44,7 @@ class TextStream:
 
 
 class PromptFormat:
-    """How one model wants its prompts. Everything is handed out as token ids; the methods are thread-safe."""
+    """The prompt format of one model. It returns token ids; its methods are thread-safe."""
 
     def __init__(
         self, tokenizer: Tokenizer, pieces: Pieces | None, bos: Sequence[int], stop_ids: Iterable[int]
@@ -52,7 +52,7 @@ class PromptFormat:
         self._tokenizer = tokenizer
         self._pieces = pieces
         self._bos = list(bos)
-        self._lock = threading.Lock()  # over the tokenizer's one switch
+        self._lock = threading.Lock()  # guards the tokenizer's one setting
         stop = set(stop_ids)
         if pieces is not None:
             _protect(tokenizer, pieces)
@@ -66,21 +66,21 @@ class PromptFormat:
 
     @property
     def roles(self) -> frozenset[str]:
-        """The roles that a turn may have; `system` is in it where a system text may open a conversation."""
+        """The roles of turns, and `system` if a conversation may begin with a system text."""
         refused = self._pieces is not None and self._pieces.system is None
         return frozenset({"user", "assistant"} if refused else {"system", "user", "assistant"})
 
     def encode(self, text: str, raw: bool = False) -> list[int]:
-        """Token ids of `text` on its own, no BOS or EOS added; with `raw`, control tokens written in it count."""
+        """Token ids of `text` alone, without BOS or EOS. `raw`: control tokens written in it become such tokens."""
         with self._lock:
             self._tokenizer.encode_special_tokens = not raw
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def opening(self, system: str | None = None) -> list[int]:
-        """What stands before the first turn: a BOS where the model wants one, and the system turn.
+        """The tokens before the first turn: BOS, if the model uses one, and the system turn.
 
-        Without a system text this is the template's default one, if it has any. Raises UsageError where the template
+        Without a system text this is the template's default one, if it has any. Raises UsageError if the template
         takes no system text.
         """
         if self._pieces is None:
@@ -95,10 +95,10 @@ class PromptFormat:
         return ids if ids[: len(self._bos)] == self._bos else self._bos + ids
 
     def turn_start(self, role: str, after_system: bool = False) -> list[int]:
-        """What stands before a turn of `role`; `after_system` where it is the first one behind a given system text.
+        """The tokens before a turn of `role`. `after_system`: it is the first turn after a given system text.
 
-        (Some templates put the system text into the first user turn, which is open then.) Raises UsageError for a role
-        that the template does not know.
+        (Some templates put the system text into the first user turn, which is then open.) Raises UsageError for an
+        unknown role.
         """
         self._check(role)
         if self._pieces is None:
@@ -109,12 +109,12 @@ class PromptFormat:
         return self.encode(start, raw=True)
 
     def turn_end(self, role: str) -> list[int]:
-        """What closes a turn of `role`. Raises UsageError for a role that the template does not know."""
+        """The tokens that close a turn of `role`. Raises UsageError for an unknown role."""
         self._check(role)
         return [] if self._pieces is None else self.encode(self._pieces.end[role], raw=True)
 
     def answer_start(self) -> list[int]:
-        """The generation prompt: what opens the model's answer behind a closed turn."""
+        """The generation prompt: the tokens that open the model's answer after a closed turn."""
         return [] if self._pieces is None else self.encode(self._pieces.answer, raw=True)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -134,10 +134,10 @@ class PromptFormat:
 
 
 def _protect(tokenizer: Tokenizer, pieces: Pieces) -> None:
-    """Make the template's markers control tokens where the tokenizer lists them as plain added ones."""
+    """Make the template's markers control tokens if the tokenizer lists them as plain added ones."""
     around = [pieces.opening, pieces.answer, *pieces.start.values(), *pieces.end.values(), *(pieces.system or ())]
     for token in tokenizer.get_added_tokens_decoder().values():
-        # added tokens of white space are no markers: a user's text has them too
+        # added tokens of white space are no markers: a user's text has them, too
         if not token.special and token.content.strip() and any(token.content in piece for piece in around):
             tokenizer.add_special_tokens([AddedToken(token.content, normalized=False, special=True)])
 

@@ -1,8 +1,8 @@
-"""A conversation as tokens: what was said, by whom, and which closing tokens the last turn still owes.
+"""A conversation as tokens: its turns, and the closing tokens that the last turn still owes.
 
-Text becomes tokens once, on its own, and is appended; nothing that the cache may hold is tokenized again. A turn is
-closed when the role changes, not before: consecutive parts of one role are one turn, and a turn that was cut off
-gets its closing tokens when something follows it.
+Text is tokenized once, separately, and appended; cached text is never tokenized again. A turn is closed when the role
+changes: consecutive parts of one role are one turn, and a turn that was interrupted gets its closing tokens when
+something follows it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from kvstore.format.manifest import Manifest, Role, Turn
 
 @dataclass(frozen=True)
 class Text:
-    """Text of one role. `raw`: no template around it, and control tokens in it count; `label` names a phase."""
+    """Text of one role. `raw`: without a template, and control tokens in it are such tokens. `label` names a phase."""
 
     text: str
     role: str = "user"
@@ -25,7 +25,7 @@ class Text:
 
 @dataclass
 class Transcript:
-    """Token ids, the turns that they belong to, and what the last turn still owes."""
+    """Token ids, their turns, and the closing tokens that the last turn still owes."""
 
     tokens: list[int] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -33,14 +33,14 @@ class Transcript:
 
     @classmethod
     def of(cls, manifest: Manifest, tokens: Sequence[int]) -> "Transcript":
-        """The transcript that a manifest and its token ids tell."""
+        """The transcript of a manifest and its token ids."""
         return cls(list(tokens), list(manifest.turns), list(manifest.owed))
 
     def open(self, prompt: PromptFormat, system: str | None) -> None:
-        """Begin a conversation: BOS and system text. Raises UsageError where the template takes no system text."""
+        """Begin a conversation: BOS and system text. Raises UsageError if the template takes no system text."""
         ids = prompt.opening(system)
         if ids:
-            self._append(ids, "system" if system else "raw", None)  # a template may treat a given text in its own way
+            self._append(ids, "system" if system else "raw", None)  # some templates change a given text
 
     def add(self, prompt: PromptFormat, text: Text) -> None:
         """Append a part of a turn, which stays open. Raises UsageError for a role that the template refuses."""
@@ -65,8 +65,8 @@ class Transcript:
     def end_answer(self, prompt: PromptFormat, answer: Sequence[int], stopped: bool) -> None:
         """Append the answer's tokens. `stopped`: the last one is a token that ends answers.
 
-        It gives way to the template's own closing token, since the model may end an answer in several ways. What
-        comes behind that token is owed.
+        The template's own closing token replaces it, since a model may end an answer with one of several. The closing
+        tokens after that one are owed.
         """
         closing = prompt.turn_end("assistant") if prompt.has_template else []
         if stopped and closing:
@@ -83,7 +83,7 @@ class Transcript:
             self.turns.append(Turn(role, start, len(self.tokens), label))
 
     def _extend(self, ids: Sequence[int]) -> None:
-        """Append to the answer that is open, or as one where the model has no template to open it."""
+        """Append to the open answer; without a template, as a new one."""
         start = len(self.tokens)
         if self.turns and self.turns[-1].role == "assistant":
             start = self.turns.pop().start
@@ -92,7 +92,7 @@ class Transcript:
 
 
 def transcript_of(prompt: PromptFormat, system: str | None, texts: Sequence[Text]) -> Transcript:
-    """A new conversation. Raises UsageError where it would be empty, or for a role that the template refuses."""
+    """A new conversation. Raises UsageError for an empty one, and for a role that the template refuses."""
     transcript = Transcript()
     transcript.open(prompt, system)
     for text in texts:
@@ -103,7 +103,7 @@ def transcript_of(prompt: PromptFormat, system: str | None, texts: Sequence[Text
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two conversations have in common from the start."""
+    """The length of the common beginning of two token sequences."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i

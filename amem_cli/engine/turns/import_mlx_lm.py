@@ -73,7 +73,7 @@ def import_file(
     ids = _ids(tokens, known)
     with store.hold(name, wait) as hold:
         if hold.agent:
-            raise ConflictError(f"there is an agent {name}", "give another name behind the file")
+            raise ConflictError(f"there is an agent {name}", "give another name after the file")
         model = load(entry, cache_dir)
         spec = describe(model.model)
         cached = min(_check(pairs, spec), len(ids) - 1)
@@ -94,10 +94,18 @@ def import_file(
 
 def _ids(tokens: Sequence[int] | None, known: dict[str, Any]) -> list[int]:
     """The user's token ids, else those in the metadata."""
-    found = tokens if tokens is not None else json.loads(known.get("tokens", "null"))
+    found = tokens if tokens is not None else _parsed(known.get("tokens"))
     if not isinstance(found, Sequence) or not found or not all(type(token) is int for token in found):
         raise UsageError("the file does not hold its token ids", "give them with --tokens FILE")
     return list(found)
+
+
+def _parsed(text: object) -> object:
+    """The value of a JSON text in a file's metadata; None for anything else."""
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def _check(pairs: list[Pair], spec: ModelCacheSpec) -> int:

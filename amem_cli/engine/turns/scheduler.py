@@ -32,11 +32,7 @@ class Ticket(Generic[T]):
     """A submitted turn. `future` ends with its result, or with what it raised."""
 
     def __init__(
-        self,
-        agent: str,
-        begin: "Callable[[Ticket[T]], Steps[T]]",
-        priority: int,
-        timeout: float | None,
+        self, agent: str, begin: "Callable[[Ticket[T]], Steps[T]]", priority: int, timeout: float | None
     ) -> None:
         self.future: Future[T] = Future()
         self.agent = agent

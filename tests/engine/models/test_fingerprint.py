@@ -107,6 +107,13 @@ def test_weights_are_read_once(folder: Path, tmp_path: Path) -> None:
     assert compare(remembered, identify(folder, None, "m", memory)) == ["weights"]
 
 
+@pytest.mark.parametrize("wrong", [["0" * 32], [1, "0" * 32], [[1, 2, 3, 4, 5], "zz"], [[1, 2, 3, 4, "5"], "0" * 32]])
+def test_a_damaged_memory_is_not_used(folder: Path, tmp_path: Path, wrong: list[object]) -> None:
+    memory, weights = tmp_path / "digests.json", folder / "model.safetensors"
+    memory.write_text(json.dumps({str(weights): wrong}))
+    assert identify(folder, None, "m", memory) == identify(folder, None, "m", None)
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1}', b"\xff", None])
 def test_a_memory_that_cannot_be_used_is_only_slow(folder: Path, tmp_path: Path, content: bytes | None) -> None:
     memory = tmp_path / "digests.json"

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,13 @@ def test_a_folder_without_a_model_and_other_files_are_refused(layout: StoreLayou
     assert not layout.root.exists()
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"name": "m"}', '{"name":"m","source":"/x","kind":"z","adapter":null}'])
+RECORD = {"adapter": None, "format": 1, "kind": "folder", "name": "m", "source": "/x"}
+WRONG = {"kind": "z", "name": 5, "source": None, "adapter": ["a"], "format": 2, "other": 1}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"name": "m"}', *(json.dumps({**RECORD, key: value}) for key, value in WRONG.items())]
+)
 def test_a_damaged_record_is_named(layout: StoreLayout, folder: Path, content: str) -> None:
     registry.add(layout, "m", str(folder))
     layout.model_name("m").write_text(content)
