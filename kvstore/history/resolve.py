@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from kvstore.errors import NotFoundError, UsageError
+from kvstore.errors import DamageError, NotFoundError, UsageError
 from kvstore.format.manifest import Manifest
 from kvstore.format.records import AgentRef
 from kvstore.graph.roots import agent_roots
@@ -60,6 +60,14 @@ def resolve(reader: Reader, ref: Ref) -> State:
 
     Raises NotFoundError, UsageError for an ambiguous digest, and DamageError.
     """
+    try:
+        return _resolve(reader, ref)
+    except DamageError:
+        # files are read without a lock: another process may have moved or removed the ref and deleted what it named
+        return _resolve(reader, ref)
+
+
+def _resolve(reader: Reader, ref: Ref) -> State:
     agent = reader.agent(ref.agent)
     if ref.snapshot is not None:
         digest = reader.snapshot(ref.agent, ref.snapshot).manifest

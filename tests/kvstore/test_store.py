@@ -140,7 +140,7 @@ def test_domains(store: Store) -> None:
     team = store.create_domain("team")
     assert store.create_domain("team") == store.domain_named("team") == store.domain(team.id) == team
     assert store.create_domain() != store.create_domain()
-    assert store.domains() == [team]  # an unnamed one stands on disk with its first agent
+    assert store.domains() == [team]  # an unnamed one is written with its first agent
     with pytest.raises(NotFoundError, match="no such domain: tema"):
         store.domain_named("tema")
     with pytest.raises(NotFoundError):

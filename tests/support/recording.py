@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 MODELS = "models"  # the folder of the models in an archive, beside the store's
 STORE = "store"
-PLACEHOLDER = "/store-0.1.0/models"  # stands in an archive's model records for the folder that they are unpacked to
+PLACEHOLDER = "/store-0.1.0/models"  # in an archive's model records: the folder that they are unpacked to
 ANSWER = 24  # tokens
 SAMPLED_TEMP, SAMPLED_SEED = 0.8, 7
 # fields of commands' lines that differ between runs, name a place on this machine, or are sentences

@@ -74,7 +74,7 @@ def go_on(agent: AgentState, tokens: int) -> list[mx.array]:
 
 
 def test_a_fork_beside_its_parent_is_what_it_is_alone(family: Family) -> None:
-    """To the last bit, while the other goes on too, and behind the other's end."""
+    """To the last bit, while the other agent continues too, and past its end."""
     alone = go_on(family.resume(family.memory(), "left"), 70)
     memory = family.memory()
     parent, fork = family.resume(memory, "parent"), family.resume(memory, "left")

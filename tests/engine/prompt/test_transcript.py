@@ -11,7 +11,7 @@ from kvstore.errors import UsageError
 from tests.support.models.chat import tiny_model
 from tests.support.models.tokenizers import tiny_tokenizer
 
-# the system text stands inside the first user turn
+# the system text is part of the first user turn
 FOLDED = """\
 {{ bos_token }}{%- set ns = namespace(first='') %}
 {%- if messages[0].role == 'system' %}{% set ns.first = messages[0].content + '\\n\\n' %}

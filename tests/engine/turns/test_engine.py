@@ -28,9 +28,9 @@ def test_answer_in_a_new_engine_is_the_one_of_the_old(kind: Kind, tiny: Tiny, pl
     first.prefill("a", [Text(SENTENCE * 20)])
     lifecycle.fork(place.store, Ref("a"), "b")
     one = first.chat(Ref("a"), [Text("And then?")], SHORT)
-    two = first.chat(Ref("a"), [Text("Why?")], SHORT)  # goes on in memory
+    two = first.chat(Ref("a"), [Text("Why?")], SHORT)  # continues in memory
     other = place.engine(tiny(kind)).chat(Ref("b"), [Text("And then?")], SHORT)
-    again = place.engine(tiny(kind)).chat(Ref("b"), [Text("Why?")], SHORT)  # goes on from the store
+    again = place.engine(tiny(kind)).chat(Ref("b"), [Text("Why?")], SHORT)  # continues from the store
     assert (one.text, two.text) == (other.text, again.text)
     assert one.reused == place.state("a~2").manifest.cached > 256
     assert one.prefilled == one.tokens - one.generated - one.reused
@@ -103,7 +103,7 @@ def test_replace_keeps_what_both_texts_have_in_common(kind: Kind, tiny: Tiny, pl
 
 
 def test_replace_parts_inside_a_full_block(tiny: Tiny, place: Place) -> None:
-    """The block on disk goes on with the old text; what is before that is kept."""
+    """The block on disk continues with the old text; what precedes it is kept."""
     engine, text = place.engine(tiny("llama")), SENTENCE * 40 + "Then it rained."
     before = engine.prefill("a", [Text(SENTENCE * 60)])
     result = engine.prefill("a", [Text(text)], PrefillOptions(replace=True))

@@ -25,7 +25,7 @@ def test_passes_take_all_tokens_and_never_cross_a_block(start: int, tokens: int,
 
 @given(st.integers(0, 700), st.integers(0, 700), st.integers(1, 700))
 def test_boundaries_do_not_depend_on_where_the_run_began(start: int, first: int, second: int) -> None:
-    """A prefill that was stopped after some pass goes on with the passes that it would have made."""
+    """A prefill stopped after any pass continues with the passes that it would have made."""
     whole = list(passes(start, first + second, logits=False))
     done = whole[: len(whole) // 2]
     assert done + list(passes(start + sum(done), first + second - sum(done), logits=False)) == whole

@@ -1,4 +1,4 @@
-"""gc takes exactly what nobody leads to, and evicts on request."""
+"""gc deletes exactly what is unreachable, and evicts on request."""
 
 from pathlib import Path
 

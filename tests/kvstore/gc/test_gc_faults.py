@@ -132,7 +132,7 @@ def test_killed_at_any_mutation_it_leaves_whole_states() -> None:
 
 
 def every_state(store: Store, agent: str) -> list[Manifest]:
-    """The states that ~N leads to."""
+    """The states that agent~N names."""
     found: list[Manifest] = []
     with suppress(AmemError):
         while True:

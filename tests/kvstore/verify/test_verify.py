@@ -1,4 +1,4 @@
-"""verify finds every kind of damage, names whom it hurts, and finds nothing on a healthy store, however busy."""
+"""verify finds every kind of damage, names the agents affected, and finds nothing on a healthy store, however busy."""
 
 import hashlib
 import os

@@ -1,8 +1,8 @@
 """Runs of models that are stopped, and runs that are not.
 
 `python -m tests.support.engine.resuming ROLE ROOT OUT STEPS LENGTHS MODEL...`: `straight` feeds N tokens, for each N
-of the lengths, and goes on at once; `stop` feeds and commits them; `resume`, in a process of its own, takes them up
-from the store, a fork of the longest, too, and goes on. OUT gets a digest of the logits of every further pass.
+of the lengths, and continues at once; `stop` feeds and commits them; `resume`, in a process of its own, takes them up
+from the store, a fork of the longest, too, and continues. OUT gets a digest of the logits of every further pass.
 """
 
 import hashlib

@@ -58,7 +58,7 @@ class Terminal:
         while data:
             try:
                 data = os.read(self._own, 1 << 16)
-            except OSError:  # how Linux tells that the other side is closed
+            except OSError:  # how Linux reports that the other side is closed
                 data = b""
             with self._more:
                 self._seen += data
