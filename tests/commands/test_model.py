@@ -76,6 +76,7 @@ def test_sizes_follow_from_the_shapes_by_hand() -> None:
 @pytest.mark.parametrize(
     "kind", ["llama", "gemma3_text", "deepseek_v2", "deepseek_v3", "qwen3_next", "gemma3n", "phi3"]
 )
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", [1, 64, 300, 1100])
 def test_a_plan_is_what_a_model_allocates(kind: str, tokens: int) -> None:
     planned = describe_config(kinds.config_of(kind))

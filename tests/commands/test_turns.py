@@ -97,6 +97,7 @@ def test_an_answer_and_a_newline_and_nothing_else(amem: Amem, talker: Store) -> 
     assert amem("chat", "t", "hi", "--expect", f"sha256:{head}").returncode == 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_answer_commits_it_and_kills(
     talker: Store, environment: dict[str, str], signum: signal.Signals
@@ -114,6 +115,7 @@ def test_a_signal_ends_the_answer_commits_it_and_kills(
     assert manifest.tokens > before
 
 
+@pytest.mark.long
 def test_json_tells_of_the_interruption(talker: Store, environment: dict[str, str]) -> None:
     process = start(environment, "chat", "t", "hi", *LONG, "--json")
     wait_for_turn(process, talker.layout.root, "chat")
@@ -124,6 +126,7 @@ def test_json_tells_of_the_interruption(talker: Store, environment: dict[str, st
     assert (result["type"], result["ok"], result["finish"]) == ("result", False, "interrupted")
 
 
+@pytest.mark.long
 def test_a_closed_standard_output_commits_and_is_silent(talker: Store, environment: dict[str, str]) -> None:
     before = tokens(talker)
     process = start(environment, "chat", "t", "hi", *LONG)
@@ -138,6 +141,7 @@ def test_a_closed_standard_output_commits_and_is_silent(talker: Store, environme
     assert tokens(talker) > before
 
 
+@pytest.mark.long
 def test_a_loop_in_a_shell_stops(talker: Store, environment: dict[str, str]) -> None:
     loop = f"for i in 1 2 3; do {sys.executable} -m amem_cli chat t hi --max-tokens 100000; echo NEXT; done"
     process = children.start("bash", "-c", loop, env=environment, stdout=subprocess.PIPE)
@@ -149,6 +153,7 @@ def test_a_loop_in_a_shell_stops(talker: Store, environment: dict[str, str]) -> 
     assert tokens(talker) > 0
 
 
+@pytest.mark.long
 def test_a_signal_that_was_ignored_stays_ignored(talker: Store, environment: dict[str, str]) -> None:
     command = f"trap '' HUP; exec {sys.executable} -m amem_cli chat t hi --max-tokens 300"
     process = children.start("bash", "-c", command, env=environment, stdout=subprocess.PIPE)
@@ -175,6 +180,7 @@ def test_a_second_interrupt_kills_at_once() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "True\n")
 
 
+@pytest.mark.long
 def test_a_prefill_that_was_cut_short_is_finished_by_the_same_command(
     amem: Amem, model: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -206,6 +212,7 @@ def talk(terminal: Terminal, environment: dict[str, str], *arguments: str) -> su
     return process
 
 
+@pytest.mark.long
 def test_a_conversation_at_a_terminal(talker: Store, environment: dict[str, str]) -> None:
     with Terminal() as terminal:
         process = talk(terminal, environment, "chat", "t", "--max-tokens", "8")
@@ -219,6 +226,7 @@ def test_a_conversation_at_a_terminal(talker: Store, environment: dict[str, str]
     assert tokens(talker, "t~2") < tokens(talker, "t~1") < tokens(talker)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_an_answer_and_then_the_conversation(talker: Store, environment: dict[str, str]) -> None:
     with Terminal() as terminal:
         process = talk(terminal, environment, "chat", "t", *LONG)

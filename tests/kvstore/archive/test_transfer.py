@@ -175,6 +175,7 @@ def test_a_damaged_file_is_not_exported(agent: Store) -> None:
         exported(agent, "a")
 
 
+@pytest.mark.long
 def test_an_import_that_is_killed_anywhere_leaves_no_agent(agent: Store) -> None:
     data = exported(agent, "a", lineage=True)
     whole = {"a": list(range(1000)), "a@s": list(range(700))}

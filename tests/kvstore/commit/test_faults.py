@@ -66,6 +66,7 @@ def check_next_writer(root: Path) -> None:
     assert len(snapshots) == len([move for move in moves if move.op == "snapshot"])
 
 
+@pytest.mark.long
 def test_killed_at_every_mutation(name: str, base: Path, folder: Path) -> None:
     old, new = picture(base), new_picture(name, base)
     out = folder / "killed"

@@ -106,6 +106,7 @@ def test_what_cannot_be_deleted_is_told(store: Store, kind: str) -> None:
     assert picture(store.layout.root) == {"a": B}
 
 
+@pytest.mark.long
 def test_killed_at_any_mutation_it_leaves_whole_states() -> None:
     with fast_folder() as folder:
         base = Store.open_or_create(folder / "base", ACTOR)
