@@ -130,10 +130,11 @@ def test_what_is_wrong_before_the_first_line(amem: Amem, environment: dict[str, 
 
 
 def test_a_turn_too_large_for_memory_and_one_whose_time_is_over(amem: Amem, model: Path) -> None:
+    made = amem("batch", "-", "--model", str(model), stdin=ndjson(prefill("a"), chat("pace", "a", max_tokens=60)))
+    pace = by_id(lines(made))["pace"]["seconds"]
     requests = ndjson(
-        prefill("a"),
         chat("large", "a", max_tokens=100_000),
-        chat("late", "a", max_tokens=3000, timeout=0.5),
+        chat("late", "a", max_tokens=3000, timeout=10 * pace),  # enough to begin, not to end
         chat("next", "a", [{"text_of": "late"}]),
     )
     done = amem("batch", "-", "--model", str(model), "--memory", "4MB", "--no-batch", stdin=requests)

@@ -184,9 +184,20 @@ def test_a_turn_whose_time_is_over_commits_what_it_said(endless: Path, place: Pl
     for name in ("talker", "waiter"):
         many.prefill(name, SENTENCE)
     before = {result.agent: result for result in many.run()}
-    talker = many.chat("talker", tokens=3000, timeout=1.0)
-    waiter = many.chat("waiter", timeout=0.3)
-    many.scheduler.run()
+    begun = time.monotonic()
+    many.chat("talker", tokens=60)
+    many.run()
+    pace = time.monotonic() - begun
+    talker = many.chat("talker", tokens=3000, timeout=10 * pace)  # enough to begin, not to end
+    waiting: list[Ticket[TurnResult]] = []
+
+    def hand_in() -> bool:
+        if talker.decoded and not waiting:  # it has its room
+            waiting.append(many.chat("waiter", timeout=pace))
+        return not waiting
+
+    many.scheduler.run(hand_in)
+    [waiter] = waiting
     result = talker.future.result()
     assert result.finish == "interrupted" and 0 < result.generated < 3000
     assert place.state("talker").manifest.tokens == result.tokens

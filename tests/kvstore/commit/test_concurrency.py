@@ -11,6 +11,7 @@ import pytest
 from kvstore.errors import BusyError
 from kvstore.store import Store
 from tests.support.making import ACTOR, commit, journal, picture, put_state
+from tests.support.running.children import LIMIT
 
 WRITERS = 8
 
@@ -24,7 +25,7 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 def together(pool: ProcessPoolExecutor, work: Callable[[Path, int, float], str], root: Path) -> list[str]:
     start = time.time() + 0.5
     futures: list[Future[str]] = [pool.submit(work, root, number, start) for number in range(WRITERS)]
-    return [future.result(timeout=60) for future in futures]
+    return [future.result(timeout=LIMIT) for future in futures]
 
 
 def _sleep_until(start: float) -> None:
@@ -89,7 +90,7 @@ def test_no_commit_is_lost(pool: ProcessPoolExecutor, store: Store) -> None:
 def test_one_waits_or_is_told_who_holds(pool: ProcessPoolExecutor, store: Store) -> None:
     commit(store, "a", range(10))
     future = pool.submit(hold_for_a_second, store.layout.root, 0, 0.0)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT
     with pytest.raises(BusyError, match=r"agent a is held by process \d+ \(test\)"):
         while time.monotonic() < deadline:
             with store.hold("a", wait=0):

@@ -27,6 +27,7 @@ from kvstore.verify.checks import Checks
 from kvstore.verify.verify import verify
 from tests.support.faults.scenarios import at_mutation
 from tests.support.making import ACTOR, commit, fast_folder, journal, picture, read_whole
+from tests.support.running.children import LIMIT
 
 A, B, C = (list(range(start, start + 1200)) for start in (0, 5000, 9000))
 
@@ -187,8 +188,8 @@ def writers_and_gc(root: Path, seconds: float) -> int:
     with ProcessPoolExecutor(3, multiprocessing.get_context("forkserver")) as pool:
         writers = [pool.submit(write, root, number, until) for number in range(2)]
         collector = pool.submit(collect_all_the_time, root, until)
-        written = [writer.result(timeout=seconds + 60) for writer in writers]
-        rounds = collector.result(timeout=60)
+        written = [writer.result(timeout=seconds + LIMIT) for writer in writers]
+        rounds = collector.result(timeout=LIMIT)
     held = picture(root)
     assert held["a"] == A
     assert set(held) == {"a", "w0", "w1"}

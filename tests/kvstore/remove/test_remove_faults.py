@@ -16,6 +16,7 @@ from kvstore.remove.remove import remove
 from kvstore.store import Store
 from tests.support.making import ACTOR, commit, fast_folder, journal, picture, read_whole
 from tests.support.running import children
+from tests.support.running.children import LIMIT
 
 
 def series(name: str) -> Iterator[Path]:
@@ -77,7 +78,7 @@ def test_erasures_beside_forks_and_writers(store: Store) -> None:
         while not all(writer.done() for writer in writers):
             erased |= erase_all_but_seed(store)
         for writer in writers:
-            writer.result(timeout=60)
+            writer.result(timeout=LIMIT)
     erased |= erase_all_but_seed(store)
     assert erased == {f"w{number}-{done}" for number in range(2) for done in range(ROUNDS)}
     held = picture(store.layout.root)

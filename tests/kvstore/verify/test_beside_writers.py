@@ -17,6 +17,7 @@ from kvstore.verify.checks import Report
 from kvstore.verify.verify import verify
 from tests.support.damaging import DEEP, QUICK, A, found
 from tests.support.making import ACTOR, commit, fast_folder
+from tests.support.running.children import LIMIT
 
 
 def write(root: Path, number: int, until: float) -> int:
@@ -53,6 +54,6 @@ def test_nothing_is_found_beside_four_writers_and_gc() -> None:
             running.append(pool.submit(collect, store.layout.root, until))
             while len(reports) <= 5 or time.time() < until:
                 reports += [verify(store, checks) for checks in (QUICK, DEEP)]
-            assert all(one.result(timeout=60) for one in running)
+            assert all(one.result(timeout=LIMIT) for one in running)
         assert [report.findings for report in reports if report.findings] == []
         assert found(store) == []
