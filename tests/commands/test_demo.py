@@ -13,7 +13,7 @@ from amem_cli.demo.handbook import TOKENS, handbook
 from kvstore.naming import Ref
 from kvstore.store import Store
 from tests.commands.conftest import ACTOR
-from tests.support.running import children
+from tests.support.running import children, memory
 from tests.support.running.amem import COMMAND, Done, lines
 
 pytestmark = pytest.mark.long
@@ -27,6 +27,7 @@ def demo_environment(environment: dict[str, str], tmp_path: Path) -> dict[str, s
     """As every test's, but with the converted model of the machine, and temporary folders that can be looked into."""
     kept = {key: os.environ[key] for key in ("HOME", "XDG_CACHE_HOME") if key in os.environ}
     (tmp_path / "tmp").mkdir()
+    memory.share_kernels(tmp_path / "tmp")
     without = {key: value for key, value in environment.items() if key != "XDG_CACHE_HOME"}
     return {**without, **kept, "TMPDIR": str(tmp_path / "tmp")}
 

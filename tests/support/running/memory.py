@@ -32,9 +32,17 @@ def enter() -> Path | None:
         if not _alive(left):
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(dir=FOLDER, prefix=f"{PREFIX}{os.getpid()}-"))
+    share_kernels(folder)
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     Finalize(None, shutil.rmtree, (folder, True), exitpriority=_AFTER_MULTIPROCESSING)
     return folder
+
+
+def share_kernels(folder: Path) -> None:
+    """Let MLX find its kernels in a new temporary folder: it compiles each for a second, and keeps them in such one."""
+    kernels = Path(tempfile.gettempdir(), "mlx")
+    kernels.mkdir(exist_ok=True)
+    (folder / "mlx").symlink_to(kernels)
 
 
 def _alive(folder: Path) -> bool:
