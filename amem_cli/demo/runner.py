@@ -58,7 +58,7 @@ class Runner:
             encoding="utf-8",
         )
         written, warnings = self._wait(process)
-        lines = tuple(json.loads(line) for line in written.splitlines())
+        lines = tuple(json.loads(line) for line in written.split("\n") if line)
         self.out.line("command", arguments=["amem", *arguments], pid=process.pid, lines=lines)
         if process.returncode:
             raise _failure(arguments[0], process.returncode, lines)

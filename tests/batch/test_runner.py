@@ -26,6 +26,6 @@ def test_a_decode_step_that_fails_is_a_warning_without_text(endless: Path, tmp_p
     said = [{"id": name, "op": "chat", "agent": name, "message": "well?", "max_tokens": 60} for name in "ab"]
     requests = "".join(f"{json.dumps(request)}\n" for request in [*made, *said]).encode()
     done = children.run(sys.executable, "-c", PLANTED, endless, stdin=requests, env=environment)
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = json.loads(done.stdout.rstrip().rsplit("\n", 1)[-1])
     assert done.returncode == 0 and result["done"] == 4 and result["row_by_row_steps"] > 1
     assert done.stderr.count("failed (RuntimeError)") == 1 and "secret" not in done.stderr + done.stdout

@@ -74,7 +74,7 @@ def test_bash_drives_it_as_a_coprocess(model: Path, environment: dict[str, str])
     """
     variables = {**environment, "PYTHON": sys.executable, "MODEL": str(model)}
     done = children.run("bash", "-c", script, env=variables)
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    told = [json.loads(line) for line in done.stdout.split("\n") if line]
     assert [line.get("id", line["type"]) for line in told] == ["1", "2", "result"], done.stderr
     assert told[-1]["ok"] is True
 

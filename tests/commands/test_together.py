@@ -28,7 +28,7 @@ def test_two_that_chat_with_one_agent_lose_no_turn(amem: Amem, environment: dict
     """Those that wait follow one another; one that does not is told that the agent is busy. Nothing is lost."""
     amem("prefill", "a", "--model", str(model), stdin=b"hello there")
     start_tokens = amem("inspect", "a", "--json")
-    before = json.loads(start_tokens.stdout.splitlines()[-1])["tokens"]
+    before = json.loads(start_tokens.stdout.rstrip().rsplit("\n", 1)[-1])["tokens"]
     said = [start(environment, "chat", "a", f"turn {n}", "--max-tokens", "40", "--wait", "60") for n in range(2)]
     said += [start(environment, "chat", "a", "at once", "--max-tokens", "40", "--wait", "0")]
     ended = [finish(process) for process in said]

@@ -87,7 +87,7 @@ def test_lifecycle(tiny: Callable[[str], Path], tmp_path: Path) -> None:
 def test_negotiation(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     script = (DOCS / "tutorials" / "negotiation.sh").read_text("utf-8")
     done = bash(script, tmp_path, cwd=tmp_path, AMEM_MODEL=str(tiny("llama")))
-    results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text("utf-8").splitlines()]
+    results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text("utf-8").split("\n") if line]
     assert len(results) == 4 + 5 * 4
     store = opened(tmp_path / "store")
     heard: dict[str, list[str | None]] = {}

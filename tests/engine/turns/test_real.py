@@ -46,7 +46,7 @@ def amem(place: Place, *arguments: str) -> dict[str, Any]:
     """Run `amem --json` in a process of its own; its result."""
     env = {**os.environ, "NO_COLOR": "1", "AMEM_STORE": str(place.root / "store")}
     done = children.run(*COMMAND, "--json", *arguments, check=True, env=env)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = json.loads(done.stdout.rstrip().rsplit("\n", 1)[-1])
     return result
 
 

@@ -30,8 +30,8 @@ class Amem(Protocol):
 
 
 def lines(done: Done) -> list[dict[str, Any]]:
-    """The JSON objects of standard output; every line must be one."""
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    """The JSON objects of standard output; every line must be one. Text in them may hold other line separators."""
+    return [json.loads(line) for line in done.stdout.split("\n") if line]
 
 
 def in_own_process(*arguments: str, stdin: bytes, env: Mapping[str, str], cwd: Path) -> Done:
