@@ -2,8 +2,7 @@
 
 import os
 import re
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from kvstore.errors import UsageError
 
@@ -34,7 +33,8 @@ def new_id() -> str:
     return os.urandom(16).hex()
 
 
-class Ref(Struct, frozen=True):
+@dataclass(frozen=True)  # no msgspec struct: `amem --help` would import msgspec for it alone
+class Ref:
     """A state: an agent's head, a snapshot of it, the head N commits back, or a commit by its digest."""
 
     agent: str
