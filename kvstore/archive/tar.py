@@ -17,7 +17,7 @@ from msgspec import Struct
 from kvstore.disk.canonical_json import dump
 from kvstore.errors import AmemError, DamageError, NoStoreError
 from kvstore.format.document import Count, Document, HexId, Sha256, as_dict, parse, place_of
-from kvstore.format.kinds import OBJECT_KINDS, ObjectKind, StoredObject, matches
+from kvstore.format.kinds import OBJECT_KINDS, ObjectKind, StoredObject, kind_in, matches
 from kvstore.format.records import Domain, Name
 from kvstore.naming import check_name, file_name
 
@@ -222,8 +222,8 @@ def _contents(listing: _Listing) -> Contents:
 
 def _file(listed: _ArchivedFile) -> tuple[StoredObject, int]:
     folder, _, name = listed.path.partition("/")
-    for kind in OBJECT_KINDS:
-        sha256 = kind.digest_of(name) if kind.folder == folder else None
-        if sha256 is not None and 0 < listed.bytes <= kind.max_bytes:
-            return StoredObject(kind, sha256), listed.bytes
+    kind = kind_in(folder)
+    sha256 = kind.digest_of(name) if kind else None
+    if kind and sha256 is not None and 0 < listed.bytes <= kind.max_bytes:
+        return StoredObject(kind, sha256), listed.bytes
     raise ValueError("not a file of an agent")

@@ -81,6 +81,11 @@ def kind_named(name: str) -> ObjectKind | None:
     return next((kind for kind in OBJECT_KINDS if kind.name == name), None)
 
 
+def kind_in(folder: str) -> ObjectKind | None:
+    """The object kind whose files are in that folder of a domain."""
+    return next((kind for kind in OBJECT_KINDS if kind.folder == folder), None)
+
+
 class StoredObject(NamedTuple):
     """An object of a domain: its kind, and the SHA-256 that names it."""
 
@@ -93,8 +98,7 @@ class StoredObject(NamedTuple):
 
 def object_at(path: Path) -> StoredObject | None:
     """The object that a path in a domain names; None for any other path, as of a staged file."""
-    folder = path.parent.parent.name
-    kind = next((kind for kind in OBJECT_KINDS if kind.folder == folder), None)
+    kind = kind_in(path.parent.parent.name)
     return StoredObject(kind, path.name.removesuffix(kind.suffix)) if kind else None
 
 

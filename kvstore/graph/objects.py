@@ -4,10 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvstore.format.kinds import DOMAIN, OBJECT_KINDS, ObjectKind, StoredObject
+from kvstore.format.kinds import DOMAIN, OBJECT_KINDS, ObjectKind, StoredObject, kind_in
 from kvstore.format.layout import StoreLayout
-
-_BY_FOLDER = {kind.folder: kind for kind in OBJECT_KINDS}
 
 
 def stored_objects(layout: StoreLayout, domain_id: str) -> list[StoredObject]:
@@ -19,7 +17,7 @@ def stored_objects(layout: StoreLayout, domain_id: str) -> list[StoredObject]:
 def list_domain(layout: StoreLayout, domain_id: str) -> Iterator[tuple[StoredObject | None, "os.DirEntry[str]"]]:
     """Every entry of a domain's folders but the folders themselves; None where it is no object. Follows no link."""
     for entry in _scan(layout.domain(domain_id)):
-        kind = _BY_FOLDER.get(entry.name)
+        kind = kind_in(entry.name)
         if kind and entry.is_dir(follow_symlinks=False):
             for shard in _scan(entry.path):
                 if shard.is_dir(follow_symlinks=False):

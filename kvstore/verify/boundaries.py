@@ -12,7 +12,7 @@ from kvstore.disk.canonical_json import load
 from kvstore.disk.hashing import sha256_of
 from kvstore.errors import AmemError
 from kvstore.format.block import read_metadata
-from kvstore.format.kinds import BLOCK, OBJECT_KINDS, ObjectKind, StoredObject
+from kvstore.format.kinds import BLOCK, ObjectKind, StoredObject, kind_in
 from kvstore.format.layout import StoreLayout
 from kvstore.format.records import Domain
 from kvstore.verify.findings import Findings
@@ -127,7 +127,7 @@ def _modes(layout: StoreLayout, path: Path, status: os.stat_result) -> tuple[int
         return ()
     if path.is_relative_to(layout.staging):
         return (0o600, 0o400)
-    kind = next((kind for kind in OBJECT_KINDS if kind.folder == path.parent.parent.name), None)
+    kind = kind_in(path.parent.parent.name)
     is_object = kind is not None and kind.digest_of(path.name) is not None
     return (kind.mode if kind and is_object else 0o600,)
 
