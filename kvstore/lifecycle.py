@@ -92,7 +92,7 @@ def fork(store: Store, ref: Ref, new_name: str, note: str | None = None, wait: f
         manifest = _resume(source, "fork", new_id(), previous=None)
         with store.transaction(store.domain(source.agent.domain)) as transaction:
             transaction.commit(hold, manifest, None, note)
-        return store.resolve(Ref(new_name))  # still held: nobody can have removed it
+        return store.resolve(Ref(new_name))  # still held, so that no other process can have removed it
 
 
 def _resume(source: State, op: str, agent_id: str, previous: str | None) -> Manifest:

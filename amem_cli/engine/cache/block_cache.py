@@ -125,7 +125,7 @@ class BlockCache(LayerGroupCache):
         self.slabs += [self._pool.take(self._shape(first=i == 0), key) for i, key in enumerate(keys)]
 
     def share(self, keys: Sequence[Hashable]) -> None:
-        """Share the first slabs, whose blocks are full. A key stands for the bytes and the domain of a slab."""
+        """Share the first slabs, whose blocks are full. A key identifies the bytes and the domain of a slab."""
         for i, key in enumerate(keys):
             if self.slabs[i].key is None:
                 self.slabs[i] = self._pool.share(self.slabs[i], key)

@@ -175,7 +175,7 @@ class SlabPool:
         return Slab(shape)
 
     def share(self, slab: Slab, key: Hashable) -> Slab:
-        """Share a full slab under a key that stands for its bytes and its domain. Returns the one to be used.
+        """Share a full slab under a key that identifies its bytes and its domain. Returns the one to be used.
 
         If another agent shared the same one before, that is the one; `slab` is given back.
         """
